@@ -1,0 +1,155 @@
+"""Our loops against mlx-lm's, on the embedded model, as ratios in one run.
+
+    python benchmarks/ground_floor.py --prompts ../shared/prompts/dev.jsonl --csv out.csv
+
+For every prompt the methods run in turn, ``--rounds`` times, in an order that rotates; each
+figure is the median over rounds of the seconds from the first token's pass to the last token.
+Fail-closed: a prompt whose token ids differ between methods is printed as different, with the
+position, and counts for nothing.
+
+Methods: ``mlx-lm`` (``mlx_lm.stream_generate``), ``plain`` (our loop without proposals) and
+``ngram`` (our loop with n-gram lookup, the default planner).
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import platform
+import statistics
+import time
+from collections.abc import Callable
+from importlib.metadata import version
+from math import exp, log
+from pathlib import Path
+
+from mlx_specstream import Session, Speculation, accelerate, load
+
+import mlx_lm  # isort: skip  (after mlx_specstream, which loads OpenBLAS first)
+
+
+class Runner:
+    """Runs each method on the same model and weights."""
+
+    def __init__(self, max_tokens: int):
+        self.model, self.tokenizer = load()
+        self.max_tokens = max_tokens
+        self.methods: dict[str, Callable[[list[int]], tuple[list[int], float, float]]] = {
+            "mlx-lm": self.mlx_lm,
+            "plain": lambda tokens: self.ours(tokens, Speculation(enabled=False)),
+            "ngram": lambda tokens: self.ours(tokens, Speculation()),
+        }
+
+    def tokens(self, prompt: str) -> list[int]:
+        messages = [{"role": "user", "content": prompt}]
+        return self.tokenizer.apply_chat_template(messages, add_generation_prompt=True)
+
+    def mlx_lm(self, tokens: list[int]) -> tuple[list[int], float, float]:
+        stream = mlx_lm.stream_generate(
+            self.model, self.tokenizer, tokens, max_tokens=self.max_tokens
+        )
+        ids, first, last = [], 0.0, 0.0
+        for response in stream:
+            ids.append(response.token)
+            last = time.perf_counter()
+            first = first or last
+        return ids, last - first, 1.0
+
+    def ours(self, tokens: list[int], speculation: Speculation) -> tuple[list[int], float, float]:
+        session = Session(self.model, self.tokenizer, speculation=speculation)
+        ids, first, last, per_pass = [], 0.0, 0.0, 1.0
+        for response in session.stream(tokens, max_tokens=self.max_tokens):
+            ids.append(response.token)
+            last = time.perf_counter()
+            first = first or last
+            per_pass = response.tokens_per_pass
+        return ids, last - first, per_pass
+
+
+def geometric_mean(values: list[float]) -> float:
+    return exp(sum(map(log, values)) / len(values)) if values else float("nan")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--prompts", type=Path, required=True, help="JSONL: id, category, prompt")
+    parser.add_argument("--max-tokens", type=int, default=128)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--category", help="only prompts of these categories, joined by commas")
+    parser.add_argument("--csv", type=Path, help="raw seconds of every run")
+    args = parser.parse_args()
+
+    prompts = [json.loads(line) for line in args.prompts.read_text().splitlines()]
+    if args.category:
+        prompts = [p for p in prompts if p["category"] in args.category.split(",")]
+    runner = Runner(args.max_tokens)
+    names = list(runner.methods)
+    for name in names:  # warm up: compile, page in
+        runner.methods[name](runner.tokens("Write the word apple ten times, then pear ten times."))
+
+    raw, ratios = [], []
+    print(
+        f"{'prompt':14} {'tokens':>6} {'tok/pass':>8} "
+        + " ".join(f"{n + ' ms':>10}" for n in names)
+        + f" {'plain/lm':>9} {'ngram/plain':>11}"
+    )
+    for number, prompt in enumerate(prompts):
+        tokens = runner.tokens(prompt["prompt"])
+        seconds: dict[str, list[float]] = {name: [] for name in names}
+        ids: dict[str, list[int]] = {}
+        per_pass = 1.0
+        for turn in range(args.rounds):
+            shift = (turn + number) % len(names)
+            for name in names[shift:] + names[:shift]:
+                ids[name], took, tau = runner.methods[name](tokens)
+                seconds[name].append(took)
+                per_pass = tau if name == "ngram" else per_pass
+                raw.append(
+                    [prompt["id"], prompt["category"], name, turn, len(ids[name]), tau, took]
+                )
+        if not ids["mlx-lm"] == ids["plain"] == ids["ngram"]:
+            pairs = zip(*ids.values(), strict=False)
+            at = next((i for i, tokens_at in enumerate(pairs) if len(set(tokens_at)) > 1), -1)
+            print(f"{prompt['id']:14} DIFFERENT from token {at} on")
+            continue
+        mid = {name: statistics.median(values) for name, values in seconds.items()}
+        ratios.append(
+            (prompt["category"], mid["mlx-lm"] / mid["plain"], mid["plain"] / mid["ngram"])
+        )
+        count = len(ids["plain"])
+        print(
+            f"{prompt['id']:14} {count:6} {per_pass:8.2f} "
+            + " ".join(f"{1e3 * mid[n] / max(count - 1, 1):10.1f}" for n in names)
+            + f" {ratios[-1][1]:9.3f} {ratios[-1][2]:11.3f}",
+            flush=True,
+        )
+
+    print()
+    for category in dict.fromkeys(c for c, _, _ in ratios):
+        mine = [(a, b) for c, a, b in ratios if c == category]
+        print(
+            f"{category:14} plain/mlx-lm {geometric_mean([a for a, _ in mine]):.3f}   "
+            f"ngram/plain {geometric_mean([b for _, b in mine]):.3f}"
+        )
+    print(
+        f"{'all':14} plain/mlx-lm {geometric_mean([a for _, a, _ in ratios]):.3f}   "
+        f"ngram/plain {geometric_mean([b for _, _, b in ratios]):.3f}"
+    )
+    print(
+        f"\n{platform.machine()} {platform.system()}, mlx {version('mlx')}, "
+        f"{accelerate.status().detail}"
+    )
+    if args.csv:
+        with args.csv.open("w", newline="") as file:
+            writer = csv.writer(file)
+            writer.writerow(
+                ["id", "category", "method", "round", "tokens", "tokens_per_pass", "seconds"]
+            )
+            writer.writerows(raw)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Other formats into the folders that mlx-lm and this package load."""

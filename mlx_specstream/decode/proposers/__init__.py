@@ -1,0 +1,7 @@
+"""Proposers: what fills a tree. Whatever they propose, the text stays the target's own."""
+
+from .base import Context, Proposals, Proposer
+from .ngram import NgramLookup
+from .streams import StreamProposer
+
+__all__ = ["Context", "NgramLookup", "Proposals", "Proposer", "StreamProposer"]

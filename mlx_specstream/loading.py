@@ -1,0 +1,210 @@
+"""Loading a target: a local mlx-lm folder, a hub id, or the embedded default model."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx.utils import tree_flatten
+from mlx_lm import utils as mlx_lm_utils
+from mlx_lm.tokenizer_utils import TokenizerWrapper
+
+from . import accelerate, embedded
+from .errors import SpecStreamError, UsageError
+from .target.families import FAMILIES, unsupported
+
+DTYPES = {"float32": mx.float32, "float16": mx.float16, "bfloat16": mx.bfloat16}
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """How a model was loaded: for first lines and bug reports.
+
+    Args:
+        name: Folder name or hub id.
+        bits: Bits of the checkpoint's quantization, or None.
+        dequantized: Whether quantized matrices were expanded.
+        dtype: What it computes in.
+        nbytes: Bytes of its weights in memory.
+    """
+
+    name: str
+    bits: int | None
+    dequantized: bool
+    dtype: str
+    nbytes: int
+
+    def __str__(self) -> str:
+        form = f"{self.bits}-bit" if self.bits else self.dtype
+        if self.bits and self.dequantized:
+            form += f" expanded to {self.dtype}"
+        return f"{self.name} · {form} · {self.nbytes / 1e6:,.0f} MB"
+
+
+def load(
+    path_or_hf_repo: str | Path | None = None,
+    *,
+    tokenizer_config: dict[str, Any] | None = None,
+    adapter_path: str | None = None,
+    dtype: str | None = None,
+    dequantize: bool | None = None,
+    progress: bool = True,
+) -> tuple[nn.Module, TokenizerWrapper]:
+    """Load a model and its tokenizer.
+
+    Args:
+        path_or_hf_repo: A folder as mlx-lm writes it, a hub id, or None for the embedded
+            default model.
+        tokenizer_config: Extra arguments for the tokenizer.
+        adapter_path: LoRA adapters as mlx-lm trains them.
+        dtype: ``"float32"``, ``"float16"`` or ``"bfloat16"``; by default float32 on the CPU and
+            the checkpoint's own elsewhere.
+        dequantize: Expand quantized matrices to ``dtype``: same values, same text, more memory.
+            By default only on the CPU with OpenBLAS, where that is faster, and if it fits.
+        progress: Show progress on stderr when the default model is made.
+
+    Returns:
+        The mlx-lm model and tokenizer, as ``mlx_lm.load`` returns them.
+
+    Raises:
+        SpecStreamError: If anything is missing, damaged or not supported.
+    """
+    if dtype is not None and dtype not in DTYPES:
+        raise UsageError(f"dtype '{dtype}' is not one of {', '.join(DTYPES)}")
+    if path_or_hf_repo is None:
+        folder = embedded.default_model_path(progress)
+    else:
+        folder = resolve(str(path_or_hf_repo))
+    config = check_folder(folder)
+    try:
+        model, config = mlx_lm_utils.load_model(folder, lazy=True)
+        if adapter_path is not None:
+            model = mlx_lm_utils.load_adapters(model, adapter_path)
+            model.eval()
+    except (OSError, RuntimeError, ValueError, KeyError, TypeError) as error:
+        raise SpecStreamError(
+            f"cannot load {adapter_path or folder}: {_first_line(error)}"
+        ) from error
+
+    on_cpu = mx.default_device() == mx.cpu
+    compute = DTYPES[dtype] if dtype else (mx.float32 if on_cpu else None)
+    bits = (config.get("quantization") or {}).get("bits")
+    if dequantize is None:
+        fast_here = on_cpu and accelerate.status().loaded and compute == mx.float32
+        dequantize = bool(bits) and fast_here and _fits(expanded_bytes(model))
+    if compute is not None:
+        model.set_dtype(compute)
+    if dequantize and bits:
+        model = mlx_lm_utils.dequantize_model(model)
+    try:
+        mx.eval(model.parameters())
+        tokenizer = mlx_lm_utils.load_tokenizer(
+            folder, tokenizer_config, eos_token_ids=config.get("eos_token_id")
+        )
+    except (OSError, RuntimeError, ValueError, KeyError, TypeError) as error:
+        raise SpecStreamError(f"cannot load {folder}: {_first_line(error)}") from error
+    arrays = [array for _, array in tree_flatten(model.parameters())]
+    computes_in = str(compute or arrays[-1].dtype).removeprefix("mlx.core.")
+    model._specstream_loaded = LoadedModel(
+        name=str(path_or_hf_repo or folder.name),
+        bits=bits,
+        dequantized=bool(dequantize and bits),
+        dtype=computes_in,
+        nbytes=sum(array.nbytes for array in arrays),
+    )
+    return model, tokenizer
+
+
+def description(model: nn.Module) -> str:
+    """One line on how a model was loaded."""
+    return str(getattr(model, "_specstream_loaded", type(model).__name__))
+
+
+def resolve(name: str) -> Path:
+    """A model's folder: as given, or fetched from the hub.
+
+    Raises:
+        SpecStreamError: If there is no such folder and the hub has no such model either.
+    """
+    path = Path(name).expanduser()
+    if path.exists():
+        return path
+    looks_local = name.startswith((".", "/", "~")) or name.count("/") != 1
+    if looks_local:
+        raise SpecStreamError(f"there is no model folder {name} (and it is not a hub id like a/b)")
+    try:
+        return Path(mlx_lm_utils._download(name))
+    except Exception as error:
+        raise SpecStreamError(
+            f"'{name}' is no folder here and could not be fetched from the hub: "
+            f"{_first_line(error)}"
+        ) from error
+
+
+def check_folder(folder: Path) -> dict[str, Any]:
+    """Read a model folder's configuration and refuse what cannot load, before it is loaded.
+
+    Returns:
+        The configuration.
+
+    Raises:
+        SpecStreamError: If ``config.json`` is missing or unusable, the architecture is not
+            supported, or weight files are missing.
+    """
+    path = folder / "config.json"
+    try:
+        config = json.loads(path.read_text())
+    except FileNotFoundError as error:
+        raise SpecStreamError(f"{folder} is not a model folder: it has no config.json") from error
+    except (OSError, ValueError) as error:
+        raise SpecStreamError(f"cannot read {path}: {_first_line(error)}") from error
+    if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):
+        raise SpecStreamError(f"{path} names no model_type")
+    module = mlx_lm_utils.MODEL_REMAPPING.get(config["model_type"], config["model_type"])
+    if module not in FAMILIES:
+        raise SpecStreamError(unsupported(config["model_type"]))
+    index = folder / "model.safetensors.index.json"
+    if index.exists():
+        try:
+            needed = set(json.loads(index.read_text())["weight_map"].values())
+        except (OSError, ValueError, KeyError, AttributeError) as error:
+            raise SpecStreamError(f"cannot read {index}: {_first_line(error)}") from error
+        missing = sorted(name for name in needed if not (folder / name).exists())
+        if missing:
+            raise SpecStreamError(
+                f"{folder} lacks {len(missing)} of {len(needed)} weight files ({missing[0]}): "
+                "download or copy them again"
+            )
+    elif not list(folder.glob("model*.safetensors")):
+        raise SpecStreamError(f"{folder} has no weights (model*.safetensors)")
+    return config
+
+
+def expanded_bytes(model: nn.Module) -> int:
+    """Bytes of a model's weights if its quantized matrices were float32."""
+    total = 0
+    for _, module in model.named_modules():
+        bits = getattr(module, "bits", None)
+        for name, array in module.items():
+            if isinstance(array, mx.array) and name not in ("scales", "biases"):
+                total += array.size * (32 // bits if bits and name == "weight" else 1) * 4
+    return total
+
+
+def _fits(nbytes: int) -> bool:
+    """Whether that much is comfortably available (half of this machine's memory)."""
+    if sys.platform == "win32":
+        return False
+    return nbytes < os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+
+
+def _first_line(error: Exception) -> str:
+    """The first line of an error's message, for people."""
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__

@@ -1,0 +1,183 @@
+"""Multi-stream attention: the streams of Speculative Streaming (arXiv 2402.11131, section 3.1).
+
+The top ``layers`` of the target also carry ``gamma`` stream rows per position. A stream starts
+from the main row's hidden state plus a learned stream embedding, attends to the prefix and to
+its lower streams, and passes the target's own blocks with low-rank adapters that act on stream
+rows only: the main rows, and so the target's output, are untouched.
+"""
+
+from __future__ import annotations
+
+import copy
+from functools import lru_cache
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from ..errors import SpecStreamError
+from ..target import PassOutput, Rows, Target, TreeLayout
+from .config import StreamsConfig
+from .heads import StreamHeads, stream_rows
+
+# The linear maps of a block that get an adapter.
+ATTENTION_MAPS = ("q_proj", "k_proj", "v_proj", "o_proj")
+MLP_MAPS = ("gate_proj", "up_proj", "down_proj")
+
+
+class LowRank(nn.Module):
+    """``x A B``: an adapter of a given rank. B starts at zero, so it starts as nothing."""
+
+    def __init__(self, inputs: int, outputs: int, rank: int, seed: int):
+        super().__init__()
+        self.a = mx.random.normal((inputs, rank), scale=inputs**-0.5, key=mx.random.key(seed))
+        self.b = mx.zeros((rank, outputs))
+
+    def __call__(self, x: mx.array) -> mx.array:
+        return (x @ self.a) @ self.b
+
+
+class StreamLinear(nn.Module):
+    """A target's linear map whose adapter acts only on the rows from ``main_rows`` on."""
+
+    def __init__(self, base: nn.Module, adapter: LowRank, main_rows: int):
+        super().__init__()
+        self.base, self.adapter, self.main_rows = base, adapter, main_rows
+
+    def __call__(self, x: mx.array) -> mx.array:
+        y = self.base(x)
+        if self.main_rows == 0:
+            return y + self.adapter(x)
+        m = self.main_rows
+        return mx.concatenate([y[:, :m], y[:, m:] + self.adapter(x[:, m:])], axis=1)
+
+
+class MultiStreamAttention(StreamHeads):
+    """Streams through the top layers of the target.
+
+    Parameters: ``start`` ``(gamma, hidden)``, the stream embeddings P_j; ``adapters``, one
+    ``LowRank`` per linear map of each of the layers; in deferred mode ``newest``
+    ``(hidden, hidden)``, which brings the newest token's embedding into the start state.
+    """
+
+    def __init__(self, config: StreamsConfig, target: Target):
+        super().__init__(config, target)
+        blocks = target.blocks[-config.layers :]
+        if config.layers > len(target.blocks):
+            raise SpecStreamError(
+                f"streams through {config.layers} layers do not fit a target of "
+                f"{len(target.blocks)}"
+            )
+        self.start = mx.zeros((config.gamma, target.hidden_size))
+        self.adapters = [
+            {
+                name: LowRank(*_dims(linear), config.rank, seed=16 * layer + number)
+                for number, (name, linear) in enumerate(_maps(block))
+            }
+            for layer, block in enumerate(blocks)
+        ]
+        self._split = len(target.blocks) - config.layers
+        self._deferred = config.mode == "deferred"
+        if self._deferred:
+            self.newest = mx.zeros((target.hidden_size, target.hidden_size))
+        self._adapted: dict[int, list[Any]] = {}
+
+    @property
+    def scratch_rows(self) -> int:
+        return self.config.gamma if self._deferred else 0
+
+    def rows_written(self, layout: TreeLayout) -> int:
+        return len(layout) * (1 if self._deferred else 1 + self.config.gamma)
+
+    def blocks(self, main_rows: int) -> list[Any]:
+        """The top blocks with adapters on the rows from ``main_rows`` on."""
+        if main_rows not in self._adapted:
+            self._adapted[main_rows] = [
+                _with_adapters(block, adapters, main_rows)
+                for block, adapters in zip(
+                    self.target.blocks[self._split :], self.adapters, strict=True
+                )
+            ]
+        return self._adapted[main_rows]
+
+    def forward(
+        self,
+        tokens: mx.array,
+        kv: list[mx.array],
+        layout: TreeLayout,
+        length: mx.array,
+        extent: int,
+    ) -> PassOutput:
+        """Deferred: the target's pass, tapped below the top layers. Fused: all rows in one go."""
+        target, split = self.target, self._split
+        if self._deferred:
+            return target.forward(tokens, kv, layout, length, extent, tap=split)
+        count, gamma = len(layout), self.config.gamma
+        hidden = target.family.embed(tokens)
+        hidden, kv = target.run(hidden, kv, layout.rows, length, extent, range(split))
+        starts = (hidden[0][:, None] + self.start[None]).reshape(1, count * gamma, -1)
+        hidden, kv = target.run(
+            mx.concatenate([hidden, starts.astype(hidden.dtype)], axis=1),
+            kv,
+            _fused_rows(layout, gamma),
+            length,
+            extent,
+            range(split, len(target.blocks)),
+            self.blocks(count),
+        )
+        streams = hidden[0, count:].reshape(count, gamma, -1)
+        return PassOutput(target.family.norm(hidden[:, :count])[0], kv, streams=streams)
+
+    def blank(self) -> mx.array:
+        size = self.target.hidden_size
+        return mx.zeros((size,) if self._deferred else (self.config.gamma, size))
+
+    def observed(self, output: PassOutput, row: mx.array) -> mx.array | None:
+        seen = output.tap if self._deferred else output.streams
+        return None if seen is None else seen[row]
+
+    def draft_hidden(
+        self, seen: mx.array, root: mx.array, kv: list[mx.array], length: mx.array, extent: int
+    ) -> tuple[mx.array, list[mx.array]]:
+        target = self.target
+        if self._deferred:
+            newest = target.family.embed(root[None])[0, 0] @ self.newest
+            hidden = (seen + newest)[None] + self.start
+            top = range(self._split, len(target.blocks))
+            # Stream j of the last accepted row, at length - 1, sits at length - 1 + j.
+            rows = Rows.chain(self.config.gamma)
+            hidden, kv = target.run(
+                hidden[None].astype(seen.dtype), kv, rows, length, extent, top, self.blocks(0)
+            )
+            seen = hidden[0]
+        return target.family.norm(seen[None])[0], kv
+
+
+@lru_cache(maxsize=64)
+def _fused_rows(layout: TreeLayout, gamma: int) -> Rows:
+    return stream_rows(layout, gamma)
+
+
+def _maps(block: Any) -> list[tuple[str, Any]]:
+    """The linear maps of a block that get an adapter, by name."""
+    found = [(name, getattr(block.self_attn, name, None)) for name in ATTENTION_MAPS]
+    found += [(name, getattr(block.mlp, name, None)) for name in MLP_MAPS]
+    return [(name, linear) for name, linear in found if linear is not None]
+
+
+def _dims(linear: Any) -> tuple[int, int]:
+    """Inputs and outputs of a linear map, quantized or not."""
+    outputs, inputs = linear.weight.shape
+    if isinstance(linear, nn.QuantizedLinear):
+        inputs = inputs * 32 // linear.bits
+    return inputs, outputs
+
+
+def _with_adapters(block: Any, adapters: dict[str, LowRank], main_rows: int) -> Any:
+    """A block sharing the weights of ``block``, its linear maps adapted."""
+    twin = copy.copy(block)
+    twin.self_attn, twin.mlp = copy.copy(block.self_attn), copy.copy(block.mlp)
+    for name, adapter in adapters.items():
+        part = twin.self_attn if name in ATTENTION_MAPS else twin.mlp
+        setattr(part, name, StreamLinear(getattr(part, name), adapter, main_rows))
+    return twin

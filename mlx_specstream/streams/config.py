@@ -1,0 +1,56 @@
+"""What streams are made of: the numbers that a streams folder's ``config.json`` holds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from ..errors import SpecStreamError
+
+METHODS = ("linear", "attention")
+MODES = ("fused", "deferred")
+
+
+@dataclass(frozen=True)
+class StreamsConfig:
+    """Shape of a set of stream heads.
+
+    Args:
+        method: ``"linear"`` (Medusa layout) or ``"attention"`` (multi-stream attention, the
+            paper's method).
+        gamma: Number of streams: tokens predicted beyond the target's own next one.
+        mode: For attention: ``"fused"`` runs the streams of every row in the pass itself,
+            ``"deferred"`` those of the last accepted row after it.
+        layers: For attention: how many top layers the streams run through (N_s).
+        rank: For attention: rank of the low-rank adapters on those layers.
+        correction_rank: Rank of the token-conditioned correction; 0 leaves it out.
+        draft_vocab: Token ids that streams may propose, or None for all.
+
+    Raises:
+        SpecStreamError: If a value makes no sense.
+    """
+
+    method: str = "attention"
+    gamma: int = 3
+    mode: str = "fused"
+    layers: int = 4
+    rank: int = 32
+    correction_rank: int = 64
+    draft_vocab: tuple[int, ...] | None = None
+
+    def __post_init__(self) -> None:
+        if self.method not in METHODS:
+            raise SpecStreamError(f"streams method '{self.method}' is not one of {METHODS}")
+        if self.mode not in MODES:
+            raise SpecStreamError(f"streams mode '{self.mode}' is not one of {MODES}")
+        for name, least in (("gamma", 1), ("layers", 1), ("rank", 1), ("correction_rank", 0)):
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < least:
+                raise SpecStreamError(f"streams {name} must be at least {least}, not {value!r}")
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields that apply to the method, ready for JSON; the draft vocabulary is not one."""
+        fields: dict[str, Any] = {"method": self.method, "gamma": self.gamma}
+        if self.method == "attention":
+            fields |= {"mode": self.mode, "layers": self.layers, "rank": self.rank}
+        return fields | {"correction_rank": self.correction_rank}

@@ -1,0 +1,215 @@
+"""A streams folder: ``config.json`` (the ``speculators`` envelope), ``streams.safetensors``.
+
+The configuration names the target the streams belong to. What could only give nonsense (another
+architecture, vocabulary or tokenizer) is refused; other weights of the same shape (a fine-tune,
+another quantization) are accepted with a warning, since streams can only cost speed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+from mlx.utils import tree_flatten, tree_unflatten
+
+from ..errors import SpecStreamError
+from ..target import Target
+from . import StreamHeads, StreamsConfig, make_streams
+
+SPECULATORS_TYPE = "specstream"
+FORMAT_VERSION = "1"
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What a streams folder says of its target.
+
+    Args:
+        name: The target's name or path, for people.
+        architecture: mlx-lm ``model_type``.
+        vocab_size: Rows of the embedding.
+        hidden_size: Width of the hidden state.
+        layers: Number of transformer blocks.
+        tokenizer: sha256 of the vocabulary, ids included; "" if unknown.
+        weights: sha256 over samples of the weights' values.
+    """
+
+    name: str
+    architecture: str
+    vocab_size: int
+    hidden_size: int
+    layers: int
+    tokenizer: str
+    weights: str
+
+
+def identify(target: Target, tokenizer: Any = None, name: str = "") -> Identity:
+    """The identity of a target (and its tokenizer)."""
+    return Identity(
+        name=name,
+        architecture=getattr(target.model, "model_type", ""),
+        vocab_size=target.vocab_size,
+        hidden_size=target.hidden_size,
+        layers=len(target.blocks),
+        tokenizer=tokenizer_hash(tokenizer) if tokenizer is not None else "",
+        weights=weights_fingerprint(target),
+    )
+
+
+def tokenizer_hash(tokenizer: Any) -> str:
+    """sha256 over the vocabulary in the order of its ids."""
+    vocabulary = sorted(tokenizer.get_vocab().items(), key=lambda item: item[1])
+    return hashlib.sha256(json.dumps(vocabulary).encode()).hexdigest()
+
+
+def weights_fingerprint(target: Target) -> str:
+    """sha256 over a row of every block's linear maps and some embeddings, as float16 values.
+
+    Values, not bytes: a quantized model and its exact dequantization agree.
+    """
+    digest = hashlib.sha256()
+
+    def add(values: mx.array) -> None:
+        digest.update(bytes(memoryview(values.astype(mx.float16))))  # type: ignore[arg-type]
+
+    add(target.family.embed(mx.arange(0, target.vocab_size, 1 + target.vocab_size // 16)))
+    for layer in target.family.layers:
+        for _, module in layer.named_modules():
+            if isinstance(module, nn.QuantizedLinear):
+                biases = module.biases[:1] if "biases" in module else None
+                add(
+                    mx.dequantize(
+                        module.weight[:1],
+                        module.scales[:1],
+                        biases,
+                        module.group_size,
+                        module.bits,
+                        module.mode,
+                    )
+                )
+            elif isinstance(module, nn.Linear):
+                add(module.weight[:1])
+    return digest.hexdigest()
+
+
+def save_streams(
+    folder: str | Path, streams: StreamHeads, identity: Identity, extra: dict | None = None
+) -> None:
+    """Write a streams folder; each file appears whole or not at all.
+
+    Args:
+        folder: Made if missing.
+        streams: What to write.
+        identity: The target's, from ``identify``.
+        extra: More fields for ``config.json`` (training summary, self-test).
+
+    Raises:
+        SpecStreamError: If the folder cannot be written.
+    """
+    config = {
+        "speculators_model_type": SPECULATORS_TYPE,
+        "speculators_version": FORMAT_VERSION,
+        "speculators_config": {
+            "algorithm": SPECULATORS_TYPE,
+            "default_proposal_method": "greedy",
+            "proposal_methods": [{"proposal_type": "greedy", **streams.config.to_dict()}],
+            "verifier": {"name_or_path": identity.name, "architectures": [identity.architecture]},
+        },
+        "streams": streams.config.to_dict(),
+        "target": vars(identity),
+        **(extra or {}),
+    }
+    arrays = dict(tree_flatten(streams.parameters()))
+    if streams.config.draft_vocab is not None:
+        arrays["draft_vocab"] = mx.array(streams.config.draft_vocab, dtype=mx.int32)
+    folder = Path(folder)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder, prefix=".writing-") as work:
+            weights = Path(work) / "streams.safetensors"
+            mx.save_safetensors(str(weights), arrays, metadata={"format": "mlx"})
+            text = Path(work) / "config.json"
+            text.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
+            # The configuration goes last: a folder with one is complete.
+            os.replace(weights, folder / weights.name)
+            os.replace(text, folder / text.name)
+    except (OSError, RuntimeError) as error:
+        raise SpecStreamError(f"cannot write the streams to {folder}: {error}") from error
+
+
+def load_streams(folder: str | Path, target: Target, tokenizer: Any = None) -> StreamHeads:
+    """Read a streams folder for a target.
+
+    Raises:
+        SpecStreamError: If a file is missing, damaged, or made for another kind of target.
+    """
+    folder = Path(folder)
+    config = _read_config(folder)
+    try:
+        fields, made_for = dict(config["streams"]), Identity(**config["target"])
+        arrays = mx.load(str(folder / "streams.safetensors"))
+    except (KeyError, TypeError, ValueError) as error:
+        raise SpecStreamError(f"{folder / 'config.json'} is not a streams folder's") from error
+    except (OSError, RuntimeError) as error:
+        raise SpecStreamError(
+            f"cannot read {folder / 'streams.safetensors'}: {error}; copy the folder again"
+        ) from error
+    assert isinstance(arrays, dict)
+    check_identity(made_for, identify(target, tokenizer), folder)
+    draft = arrays.pop("draft_vocab", None)
+    ids = None if draft is None else tuple(int(i) for i in np.array(draft))
+    try:
+        streams = make_streams(StreamsConfig(**fields, draft_vocab=ids), target)
+    except TypeError as error:
+        raise SpecStreamError(f"{folder / 'config.json'} has unknown fields: {error}") from error
+    expected = {name: value.shape for name, value in tree_flatten(streams.parameters())}
+    found = {name: value.shape for name, value in arrays.items()}
+    if expected != found:
+        odd = sorted(expected.items() ^ found.items())[0][0]
+        raise SpecStreamError(
+            f"{folder}: '{odd}' is {found.get(odd, 'missing')}, expected "
+            f"{expected.get(odd, 'nothing of that name')}; the files do not belong together"
+        )
+    streams.update(tree_unflatten(list(arrays.items())))
+    return streams.prepare()
+
+
+def _read_config(folder: Path) -> dict:
+    try:
+        config = json.loads((folder / "config.json").read_text())
+    except FileNotFoundError as error:
+        raise SpecStreamError(f"no streams in {folder}: config.json is missing") from error
+    except (OSError, ValueError) as error:
+        raise SpecStreamError(f"cannot read {folder / 'config.json'}: {error}") from error
+    kind = config.get("speculators_model_type") if isinstance(config, dict) else None
+    if kind != SPECULATORS_TYPE:
+        raise SpecStreamError(f"{folder} holds '{kind}' heads, not '{SPECULATORS_TYPE}' streams")
+    return config
+
+
+def check_identity(made_for: Identity, target: Identity, folder: Path) -> None:
+    """Refuse streams of another kind of target; warn where only the weights differ.
+
+    Raises:
+        SpecStreamError: If architecture, sizes, vocabulary or tokenizer differ.
+    """
+    for field in ("architecture", "vocab_size", "hidden_size", "layers", "tokenizer"):
+        theirs, ours = getattr(made_for, field), getattr(target, field)
+        if theirs != ours and "" not in (theirs, ours):
+            what = "another tokenizer" if field == "tokenizer" else f"{field} {theirs}, not {ours}"
+            raise SpecStreamError(f"the streams in {folder} were made for {what}")
+    if made_for.weights != target.weights:
+        warnings.warn(
+            f"the streams in {folder} were trained for other weights ({made_for.name or 'unnamed'})"
+            ": the text stays right, but fewer proposals may be accepted",
+            stacklevel=2,
+        )

@@ -1,0 +1,38 @@
+"""Linear stream heads: ``h + SiLU(W_j h + b_j)``, then the target's own head (Medusa, 2401.10774).
+
+This is also what popular descriptions of Speculative Streaming show. The trunk is not touched
+and nothing runs in the pass itself: the heads read the last accepted row's final hidden state.
+"""
+
+from __future__ import annotations
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from ..target import PassOutput, Target
+from .config import StreamsConfig
+from .heads import StreamHeads
+
+
+class LinearHeads(StreamHeads):
+    """``gamma`` residual layers on the final hidden state. A zero-initialised head copies it.
+
+    Parameters: ``weight`` ``(gamma, hidden, hidden)`` and ``bias`` ``(gamma, hidden)``.
+    """
+
+    def __init__(self, config: StreamsConfig, target: Target):
+        super().__init__(config, target)
+        size = target.hidden_size
+        self.weight = mx.zeros((config.gamma, size, size))
+        self.bias = mx.zeros((config.gamma, size))
+
+    def blank(self) -> mx.array:
+        return mx.zeros((self.target.hidden_size,))
+
+    def observed(self, output: PassOutput, row: mx.array) -> mx.array | None:
+        return output.hidden[row]
+
+    def draft_hidden(
+        self, seen: mx.array, root: mx.array, kv: list[mx.array], length: mx.array, extent: int
+    ) -> tuple[mx.array, list[mx.array]]:
+        return seen[None] + nn.silu(self.weight @ seen + self.bias), kv
