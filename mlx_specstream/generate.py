@@ -129,9 +129,11 @@ def summary(responses: list[GenerationResponse], seed: int | None) -> dict[str, 
 
 def print_text(responses: Iterator[GenerationResponse]) -> GenerationResponse:
     """Print the text as it comes; returns the last response."""
-    for last in responses:
-        print(last.text, end="", flush=True)
-    print(flush=True)
+    try:
+        for last in responses:
+            print(last.text, end="", flush=True)
+    finally:  # also after Ctrl-C: what follows begins a line
+        print(flush=True)
     return last
 
 

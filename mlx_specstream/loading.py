@@ -87,7 +87,7 @@ def load(
         if adapter_path is not None:
             model = mlx_lm_utils.load_adapters(model, adapter_path)
             model.eval()
-    except (OSError, RuntimeError, ValueError, KeyError, TypeError) as error:
+    except Exception as error:  # whatever a damaged file makes mlx-lm raise
         raise SpecStreamError(
             f"cannot load {adapter_path or folder}: {_first_line(error)}"
         ) from error
@@ -107,7 +107,7 @@ def load(
         tokenizer = mlx_lm_utils.load_tokenizer(
             folder, tokenizer_config, eos_token_ids=config.get("eos_token_id")
         )
-    except (OSError, RuntimeError, ValueError, KeyError, TypeError) as error:
+    except Exception as error:  # likewise, of tokenizers and transformers
         raise SpecStreamError(f"cannot load {folder}: {_first_line(error)}") from error
     arrays = [array for _, array in tree_flatten(model.parameters())]
     computes_in = str(compute or arrays[-1].dtype).removeprefix("mlx.core.")

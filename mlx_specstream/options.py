@@ -14,6 +14,7 @@ wraps. What can be checked without the model is checked before the model is load
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import math
 import sys
@@ -253,7 +254,8 @@ def logit_bias(text: str) -> dict[int, float]:
 def printable_anywhere() -> None:
     """Let no text fail for the terminal's or a file's encoding: what it lacks becomes "?"."""
     for stream in (sys.stdin, sys.stdout, sys.stderr):
-        stream.reconfigure(errors="replace")  # type: ignore[union-attr]
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
 
 
 def clean(text: str) -> str:

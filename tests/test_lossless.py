@@ -185,6 +185,18 @@ def test_plans_may_change_from_pass_to_pass():
         assert tokens[:COUNT] == expected
 
 
+@pytest.mark.parametrize("name", ["grouped", "sliding", "smollm3"])
+def test_sampled_text_is_what_the_definition_says(name):
+    """The token at position s is argmax(log p / temp + Gumbel(seed, s)), p from mlx-lm's model."""
+    target, text, temp, seed = target_of(name), text_of(19), 0.7, 5
+    said = decoded(target, text, 12, NGRAM, Sampling(temp=temp), (NgramLookup(1),), seed=seed)
+    for token in said:
+        scores = target.model(mx.array([text]))[0, -1] / temp
+        key = mx.array([seed, len(text)], dtype=mx.uint32)
+        assert token == mx.argmax(scores + mx.random.gumbel(scores.shape, key=key)).item()
+        text = [*text, token]
+
+
 def test_sampling_leaves_mlxs_random_state_alone():
     mx.random.seed(123)
     before = [array.tolist() for array in mx.random.state]

@@ -18,6 +18,8 @@ TREES = {
     "pairs": (-1, 0, 1, 0, 3),
     "bushy": (-1, 0, 0, 0, 1, 1, 2, 4),
     "deep_branch": (-1, 0, 1, 2, 0, 4, 5, 6, 2, 8),
+    # Ancestors leave the sliding window of 8, and sit at rows that are not their depths.
+    "past_the_window": (-1, 0, 0, 0, 3, 4, 5, 6, 7, 8, 9, 10, 11),
 }
 TOLERANCE = 1e-4
 
@@ -240,5 +242,5 @@ def test_layouts_know_depth_paths_and_ancestors():
 
 @pytest.mark.parametrize("parents", [[], [0], [-1, 1], [-1, 2, 0], [-1, -1]])
 def test_what_is_not_a_tree_is_refused(parents):
-    with pytest.raises(ValueError, match="root|parent"):
+    with pytest.raises(ValueError, match=r"root|parent"):
         TreeLayout(parents)

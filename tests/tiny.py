@@ -84,6 +84,7 @@ TINY: dict[str, Callable[[], nn.Module]] = {
     "head_dim": partial(build, head_dim=32),
     "mistral": partial(build, model_type="mistral", tie_word_embeddings=False),
     "smollm3": partial(build, model_type="smollm3", num_hidden_layers=4, no_rope_layer_interval=2),
+    "deep": partial(build, num_hidden_layers=24, num_attention_heads=2, num_key_value_heads=1),
     "quantized": partial(build, quantize=True),
     "quantized_untied": partial(build, quantize=True, tie_word_embeddings=False),
 }

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple, cast
 
 import mlx.core as mx
 
+from ..errors import UsageError
 from ..streams.heads import StreamHeads
 from ..target import Target, TreeCache
 from ..target.cache import extent, move_rows
@@ -132,6 +133,8 @@ def fill_tree(
     counts = {proposer.name: mx.array([0]) for proposer in proposers}
     known = {p.name: (p, memory) for p, memory in zip(proposers, memories, strict=True)}
     for branch in plan.branches:
+        if branch.proposer not in known:
+            raise UsageError(f"the tree asks for '{branch.proposer}', which nobody here proposes")
         proposer, memory = known[branch.proposer]
         made = proposer.propose(branch, memory, context)
         context = context._replace(kv=made.kv)
@@ -148,9 +151,15 @@ class Decoder:
         target: The target.
         proposers: What may fill trees; their names must differ.
         compile: Trace each kind of pass once with ``mx.compile`` and replay it.
+
+    Raises:
+        ValueError: If two proposers have one name.
     """
 
     def __init__(self, target: Target, proposers: Sequence[Proposer] = (), compile: bool = False):
+        names = [proposer.name for proposer in proposers]
+        if len(set(names)) < len(names):
+            raise ValueError(f"proposers must have names of their own, not {names}")
         self.target = target
         self.proposers = list(proposers)
         self.compile = compile
@@ -164,6 +173,8 @@ class Decoder:
 
         The cache must hold all of them but the last; it holds all committed tokens but the
         newest whenever a report is yielded, and when the iterator is closed.
+
+        The caller stops it, at the latest where the model's positions end.
 
         Yields:
             What each pass committed.

@@ -21,7 +21,8 @@ def fresh_seed() -> int:
 def seed_key(seed: int) -> int:
     """Fold a seed of any size or sign into the 32 bits that the noise is keyed by."""
     seed &= (1 << 64) - 1
-    return (seed ^ (seed >> 32) * 0x9E3779B1) & 0xFFFFFFFF
+    high, low = seed >> 32, seed & 0xFFFFFFFF
+    return low ^ (high * 0x9E3779B1) & 0xFFFFFFFF
 
 
 def gumbel_rows(seed: mx.array, first: mx.array, count: int, vocab_size: int) -> mx.array:

@@ -124,4 +124,7 @@ def move_rows(kv: list[mx.array], length: mx.array, path: mx.array) -> list[mx.a
     """
     start = length.reshape(1)
     source = length + path
-    return [mx.slice_update(a, mx.take(a, source, axis=2), start, axes=(2,)) for a in kv]
+    rows = [mx.take(a, source, axis=2) for a in kv]
+    # Every read before any write: a buffer that is still being read is copied, not written to.
+    rows = mx.depends(rows, rows)
+    return [mx.slice_update(a, r, start, axes=(2,)) for a, r in zip(kv, rows, strict=True)]

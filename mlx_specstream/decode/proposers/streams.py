@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mlx.core as mx
 
+from ...errors import UsageError
 from ...streams.heads import StreamHeads
 from ...target import PassOutput, Target
 from ..plan import Branch
@@ -35,13 +36,18 @@ class StreamProposer:
 
     def propose(self, branch: Branch, memory: tuple[mx.array, ...], context: Context) -> Proposals:
         ready, seen = memory
+        levels = nodes_by_depth(branch)
+        if len(levels) > self.max_depth:
+            raise UsageError(
+                f"the streams reach {self.max_depth} tokens ahead, the tree asks for {len(levels)}"
+            )
         root = context.history[context.length]
         hidden, kv = self.streams.draft_hidden(
             seen, root, context.kv, context.length, context.extent
         )
         base = self.streams.draft_logits(hidden)  # (gamma, draft vocabulary)
         tokens: list[mx.array] = [root] * len(branch)
-        for depth, nodes in enumerate(nodes_by_depth(branch)):
+        for depth, nodes in enumerate(levels):
             # The parents at this depth, each once, and which of them each node hangs on.
             parents = sorted({branch.parents[n] for n in nodes})
             parent_tokens = mx.stack([root if p < 0 else tokens[p] for p in parents])
