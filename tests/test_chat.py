@@ -381,12 +381,22 @@ class Screen:
         before, self._shown = self._shown[: found.end()], self._shown[found.end() :]
         return before
 
-    def ended(self, seconds: float = 20) -> int:
-        """The exit code, once the chat has ended."""
+    def enter(self, keys: str) -> None:
+        """Type at the next prompt, once it is there."""
+        self.wait(r"\n>")
+        self.press(keys)
+
+    def ended(self, seconds: float = 20) -> int | None:
+        """The exit code, or None if the chat goes on."""
         end = time.monotonic() + seconds
         while self._read(end):
             pass
-        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+        while time.monotonic() < end:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            if pid:
+                return os.waitstatus_to_exitcode(status)
+            time.sleep(0.02)
+        return None
 
     def _read(self, end: float) -> bool:
         ready, _, _ = select.select([self._terminal], [], [], max(end - time.monotonic(), 0))
@@ -414,34 +424,34 @@ def test_a_chat_in_a_terminal(screen: Screen, tmp_path: Path):
     first = screen.wait("/help lists the commands")
     assert re.search(r"4-bit.* MB · CPU\s+(· )?no streams", first)
     screen.wait("accepted proposals are marked: ngram")
-    screen.wait(">")
 
-    screen.press(CAPITAL + "\r")
+    screen.enter(CAPITAL + "\r")
     screen.wait(r"The capital of France is Paris\.\r\n8 tokens")
     screen.wait(figures)
 
-    screen.press(STORY + "\r")
+    screen.enter(STORY + "\r")
     screen.wait("Once upon a time")
     screen.press("\x03")
     assert "^C" not in screen.wait("first .* · stopped")
+    screen.press("\x03\x03")  # whenever it comes, it does not end the chat
 
-    screen.press("thrown away\x03")  # Ctrl-C at the prompt clears the line
-    screen.press("/frobnicate\r")
+    screen.enter("thrown away\x03")
+    screen.enter("/frobnicate\r")
     screen.wait("there is no command /frobnicate")
-    screen.press(f"/save {tmp_path}/chat.json\r")
+    screen.enter(f"/save {tmp_path}/chat.json\r")
     screen.wait("saved 4 messages")
     saved = json.loads((tmp_path / "chat.json").read_text())["messages"]
     assert saved[3]["content"].startswith("Once upon a time")
-    screen.press("/reset\r")
+    screen.enter("/reset\r")
     screen.wait("a new conversation")
-    screen.press("/load /no/such/file\r")
+    screen.enter("/load /no/such/file\r")
     screen.wait("cannot read /no/such/file: No such file")
-    screen.press(f"/load {tmp_path}/chat.json\r")
+    screen.enter(f"/load {tmp_path}/chat.json\r")
     screen.wait("loaded 4 messages")
 
-    screen.press("Name a fruit\x1b\ror two.\r")  # Alt-Enter: two lines, one message
+    screen.enter("Name a fruit\x1b\ror two.\r")  # Alt-Enter: two lines, one message
     screen.wait(figures)
-    screen.press("/stats\r")
+    screen.enter("/stats\r")
     screen.wait("answers    3 · ")
-    screen.press("\x04")
+    screen.enter("\x04")
     assert screen.ended() == 0
