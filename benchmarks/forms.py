@@ -59,9 +59,7 @@ def main() -> None:
         for rows in every:
             for label, decoder in forms.items():
                 if rows <= 4 or label.startswith("expanded"):  # packed is linear in rows
-                    seconds.setdefault((label, rows), []).extend(
-                        passes(decoder, rows, args.passes)
-                    )
+                    seconds.setdefault((label, rows), []).extend(passes(decoder, rows, args.passes))
     print(f"{'ms per pass over … rows':24}" + "".join(f"{rows:>8}" for rows in every))
     for label in forms:
         cells = [seconds.get((label, rows)) for rows in every]

@@ -16,7 +16,9 @@ from .api import generate, stream_generate
 from .decode.processors import Sampling
 from .errors import SpecStreamError, UsageError
 from .loading import load
-from .session import GenerationResponse, Session, Speculation
+from .responses import GenerationResponse
+from .session import Session
+from .speculation import Speculation
 from .streams import StreamHeads, StreamsConfig, make_streams
 from .streams.files import load_streams, save_streams
 from .target import Target

@@ -12,7 +12,9 @@ import mlx.nn as nn
 
 from .decode.processors import Sampling
 from .errors import UsageError
-from .session import PREFILL_STEP, GenerationResponse, Session, Speculation
+from .responses import GenerationResponse
+from .session import PREFILL_STEP, Session
+from .speculation import Speculation
 from .streams import StreamHeads
 
 _SAMPLING = {f.name for f in fields(Sampling)}

@@ -121,7 +121,7 @@ def first_line(description: str, streams: str | None, speculation: bool) -> Sequ
     import mlx.core as mx
 
     device = "CPU" if mx.default_device() == mx.cpu else "GPU"
-    proposers = f"streams {streams}" if streams else "no streams"
+    proposers = f"n-gram lookup, streams {streams}" if streams else "n-gram lookup"
     return [description, device, proposers if speculation else "no speculation"]
 
 

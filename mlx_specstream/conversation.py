@@ -15,7 +15,9 @@ import mlx.nn as nn
 
 from .decode.processors import Sampling
 from .errors import SpecStreamError
-from .session import PREFILL_STEP, GenerationResponse, Session, Speculation, encode
+from .responses import GenerationResponse
+from .session import PREFILL_STEP, Session, encode
+from .speculation import Speculation
 from .streams import StreamHeads
 
 Message = dict[str, str]

@@ -25,7 +25,8 @@ from mlx_specstream.errors import SpecStreamError, UsageError
 
 FORMAT_VERSION = 1
 MANIFEST = "specstream.json"
-GGUF_NAME = "SmolLM2-135M-Instruct.Q4_1.gguf"
+NAME = "SmolLM2-135M-Instruct"
+GGUF_NAME = f"{NAME}.Q4_1.gguf"
 FILES = ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json")
 
 _HOW_TO_GET = (

@@ -25,7 +25,8 @@ from typing import Any
 
 from . import options
 from .errors import SpecStreamError, UsageError, command
-from .session import GenerationResponse, Session
+from .responses import GenerationResponse
+from .session import Session
 
 DEFAULT_MAX_TOKENS = 100
 

@@ -43,7 +43,7 @@ class LoadedModel:
     def __str__(self) -> str:
         form = f"{self.bits}-bit" if self.bits else self.dtype
         if self.bits and self.dequantized:
-            form += f" expanded to {self.dtype}"
+            form += f" as {self.dtype}"
         return f"{self.name} · {form} · {self.nbytes / 1e6:,.0f} MB"
 
 
@@ -112,7 +112,7 @@ def load(
     arrays = [array for _, array in tree_flatten(model.parameters())]
     computes_in = str(compute or arrays[-1].dtype).removeprefix("mlx.core.")
     model._specstream_loaded = LoadedModel(
-        name=str(path_or_hf_repo or folder.name),
+        name=str(path_or_hf_repo or embedded.NAME),
         bits=bits,
         dequantized=bool(dequantize and bits),
         dtype=computes_in,

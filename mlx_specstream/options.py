@@ -28,7 +28,8 @@ from .decode.plan import TreePlan
 from .decode.processors import PENALTY_WINDOW, Sampling
 from .errors import UsageError
 from .loading import DTYPES, load
-from .session import PREFILL_STEP, Speculation
+from .session import PREFILL_STEP
+from .speculation import Speculation
 
 
 class Parser(argparse.ArgumentParser):

@@ -26,7 +26,10 @@ a, b = mx.random.normal((128, 2048)), mx.random.normal((2048, 2048))
 mx.eval(a @ b.T)
 seconds = []
 for _ in range(3):
-    start = time.perf_counter(); c = a @ b.T; mx.eval(c); seconds.append(time.perf_counter() - start)
+    start = time.perf_counter()
+    c = a @ b.T
+    mx.eval(c)
+    seconds.append(time.perf_counter() - start)
 exact = np.array(a).astype(np.float64) @ np.array(b).astype(np.float64).T
 result = {"seconds": min(seconds), "error": float(abs(np.array(c) - exact).max())}
 """

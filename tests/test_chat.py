@@ -342,7 +342,7 @@ def test_a_line_in_a_line_out(
     assert "error: there is no command /frobnicate" in err
     assert "the context holds 150: /reset" in err
     assert "answers    2 · " in err and "reused 44/" in err
-    assert err.splitlines()[0].endswith("CPU · no streams")
+    assert err.splitlines()[0].endswith("CPU · n-gram lookup")
 
 
 def test_piped_in_a_process_of_its_own(embedded_model: Path):
@@ -422,7 +422,7 @@ def screen(embedded_model: Path) -> Iterator[Screen]:
 def test_a_chat_in_a_terminal(screen: Screen, tmp_path: Path):
     figures = r"per pass.*first \d+\.\d\d s"
     first = screen.wait("/help lists the commands")
-    assert re.search(r"4-bit.* MB · CPU\s+(· )?no streams", first)
+    assert re.search(r"4-bit.* MB · CPU\s+(· )?n-gram lookup", first)
     screen.wait("accepted proposals are marked: ngram")
 
     screen.enter(CAPITAL + "\r")

@@ -6,7 +6,7 @@ from functools import cache
 
 import mlx.core as mx
 import pytest
-from tiny import Oracle, decoded, filled, reports, streams_of, target_of, text_of
+from tiny import HALF, Oracle, decoded, filled, reports, streams_of, target_of, text_of
 
 from mlx_specstream.decode.loop import Decoder
 from mlx_specstream.decode.plan import TreePlan
@@ -202,3 +202,23 @@ def test_sampling_leaves_mlxs_random_state_alone():
     before = [array.tolist() for array in mx.random.state]
     check("grouped", "fused", MIXED, 19, 1.0, "all")
     assert [array.tolist() for array in mx.random.state] == before
+
+
+@pytest.mark.parametrize("name", HALF)
+@pytest.mark.parametrize(("kind", "plan"), [("ngram", NGRAM), *((k, TREE) for k in STREAM_KINDS)])
+@pytest.mark.parametrize("temp", [0.0, 1.0])
+def test_half_precision_targets_with_float32_streams(name, kind, plan, temp):
+    check(name, kind, plan, 19, temp)
+
+
+@pytest.mark.parametrize("name", HALF)
+def test_fused_streams_leave_the_main_rows_in_the_targets_dtype(name):
+    target = target_of(name)
+    cache = filled(target, text_of(20))
+    streams = streams_of(name, "fused")
+    layout = TreePlan.parse(TREE).layout
+    tokens = mx.array(text_of(len(layout), seed=3))
+    length = mx.array(cache.length)
+    runs = [model.forward(tokens, cache.kv, layout, length, 64) for model in (target, streams)]
+    assert runs[0].hidden.dtype == runs[1].hidden.dtype == target.dtype
+    assert mx.array_equal(runs[0].hidden, runs[1].hidden)

@@ -42,8 +42,10 @@ LLAMA3 = {
 }
 
 
-def build(seed: int = 0, quantize: bool = False, **changes: object) -> nn.Module:
-    """A random model in float32 whose logits have a standard deviation of about 3."""
+def build(
+    seed: int = 0, quantize: bool = False, dtype: mx.Dtype = mx.float32, **changes: object
+) -> nn.Module:
+    """A random model whose logits have a standard deviation of about 3."""
     config = {**BASE, **changes}
     model_class, args_class = _get_classes(config)
     model = model_class(args_class.from_dict(config))
@@ -63,6 +65,7 @@ def build(seed: int = 0, quantize: bool = False, **changes: object) -> nn.Module
     model.update(tree_unflatten(weights))
     if quantize:
         nn.quantize(model, group_size=32, bits=4)
+    model.set_dtype(dtype)
     mx.eval(model.parameters())
     return model
 
@@ -89,11 +92,18 @@ TINY: dict[str, Callable[[], nn.Module]] = {
     "quantized_untied": partial(build, quantize=True, tie_word_embeddings=False),
 }
 
+# Half precision: equal among themselves bit for bit, but not to a float32 tolerance of mlx-lm.
+HALF: dict[str, Callable[[], nn.Module]] = {
+    "bfloat16": partial(build, dtype=mx.bfloat16),
+    "float16_untied": partial(build, dtype=mx.float16, tie_word_embeddings=False),
+    "bfloat16_quantized": partial(build, dtype=mx.bfloat16, quantize=True),
+}
+
 
 @cache
 def target_of(name: str) -> Target:
     """The target of a tiny model, made once."""
-    return Target.of(TINY[name]())
+    return Target.of((TINY | HALF)[name]())
 
 
 @cache

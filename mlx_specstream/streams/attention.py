@@ -45,11 +45,10 @@ class StreamLinear(nn.Module):
         self.base, self.adapter, self.main_rows = base, adapter, main_rows
 
     def __call__(self, x: mx.array) -> mx.array:
-        y = self.base(x)
-        if self.main_rows == 0:
-            return y + self.adapter(x)
-        m = self.main_rows
-        return mx.concatenate([y[:, :m], y[:, m:] + self.adapter(x[:, m:])], axis=1)
+        y, m = self.base(x), self.main_rows
+        # In the target's dtype, whatever the adapter's: main rows must stay what they are.
+        adapted = y[:, m:] + self.adapter(x[:, m:]).astype(y.dtype)
+        return mx.concatenate([y[:, :m], adapted], axis=1) if m else adapted
 
 
 class MultiStreamAttention(StreamHeads):
@@ -130,7 +129,8 @@ class MultiStreamAttention(StreamHeads):
 
     def blank(self) -> mx.array:
         size = self.target.hidden_size
-        return mx.zeros((size,) if self._deferred else (self.config.gamma, size))
+        shape = (size,) if self._deferred else (self.config.gamma, size)
+        return mx.zeros(shape, dtype=self.target.dtype)
 
     def observed(self, output: PassOutput, row: mx.array) -> mx.array | None:
         seen = output.tap if self._deferred else output.streams

@@ -104,9 +104,8 @@ class StreamHeads(nn.Module):
 
     def draft_logits(self, hidden: mx.array) -> mx.array:
         """Scores of the draft vocabulary, ``(gamma, hidden) -> (gamma, draft vocabulary)``."""
-        if self._draft_head is None:
-            return self.target.logits(hidden)
-        return self._draft_head(hidden)
+        head = self.target.logits if self._draft_head is None else self._draft_head
+        return head(hidden.astype(self.target.dtype))
 
     def correction(self, tokens: mx.array) -> mx.array:
         """What tokens add to the scores below them, ``(n,) -> (n, draft vocabulary)``."""

@@ -27,7 +27,7 @@ class LinearHeads(StreamHeads):
         self.bias = mx.zeros((config.gamma, size))
 
     def blank(self) -> mx.array:
-        return mx.zeros((self.target.hidden_size,))
+        return mx.zeros((self.target.hidden_size,), dtype=self.target.dtype)
 
     def observed(self, output: PassOutput, row: mx.array) -> mx.array | None:
         return output.hidden[row]

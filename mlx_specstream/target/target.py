@@ -104,6 +104,8 @@ class Target:
         self.vocab_size: int = args.vocab_size
         self.hidden_size: int = args.hidden_size
         self.context: int | None = getattr(args, "max_position_embeddings", None)
+        # What hidden states are in; known without computing anything.
+        self.dtype: mx.Dtype = self.family.embed(mx.zeros((1,), dtype=mx.int32)).dtype
 
     @classmethod
     def of(cls, model: Any) -> Target:
