@@ -95,12 +95,15 @@ class StreamHeads(nn.Module):
     def prepare(self) -> StreamHeads:
         """Compute what proposing needs and training would change; call after loading weights."""
         if self.config.correction_rank:
-            ids = self._draft_ids
-            every = mx.arange(self.target.vocab_size) if ids is None else ids
-            embedded = self.target.family.embed(every)[0]
-            self._draft_keys = (embedded @ self.correction_b).T
+            self._draft_keys = (self.draft_embeddings() @ self.correction_b).T
             mx.eval(self._draft_keys)
         return self
+
+    def draft_embeddings(self) -> mx.array:
+        """The target's embeddings of the draft vocabulary, ``(draft vocabulary, hidden)``."""
+        ids = self._draft_ids
+        every = mx.arange(self.target.vocab_size) if ids is None else ids
+        return self.target.family.embed(every)[0]
 
     def draft_logits(self, hidden: mx.array) -> mx.array:
         """Scores of the draft vocabulary, ``(gamma, hidden) -> (gamma, draft vocabulary)``."""

@@ -3,5 +3,6 @@
 from .base import Context, Proposals, Proposer
 from .ngram import NgramLookup
 from .streams import StreamProposer
+from .table import TableProposer
 
-__all__ = ["Context", "NgramLookup", "Proposals", "Proposer", "StreamProposer"]
+__all__ = ["Context", "NgramLookup", "Proposals", "Proposer", "StreamProposer", "TableProposer"]

@@ -1,0 +1,162 @@
+"""An n-gram table of the target's own text: what followed the last three tokens most often.
+
+Counted from distilled answers with back-off (three tokens, else two, else one), it is the cheapest
+proposer there is: no arithmetic, one lookup a pass. Every context keeps a whole chain of tokens,
+followed through the table when it is built, so that a chain costs one lookup on the device.
+
+The contexts of all orders share one hash table of buckets; a slot holds 16 bits of a second hash
+and the chain. A false match (a bucket's slots in 65,536) costs a proposal, never a wrong text.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import mlx.core as mx
+import numpy as np
+
+ORDERS = (3, 2, 1)  # tried in this order
+SLOTS = 8  # per bucket
+_EMPTY = 0
+
+
+@dataclass(frozen=True)
+class NgramTable:
+    """The table, on the device.
+
+    Args:
+        marks: Second hash of the context in each slot, ``(buckets, SLOTS)`` uint16, 0 if empty.
+        chains: The tokens that follow it, ``(buckets, SLOTS, depth)`` uint16 or uint32.
+    """
+
+    marks: mx.array
+    chains: mx.array
+
+    @property
+    def depth(self) -> int:
+        """Tokens of a chain."""
+        return self.chains.shape[2]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the table."""
+        return self.marks.nbytes + self.chains.nbytes
+
+    def lookup(self, recent: mx.array) -> tuple[mx.array, mx.array]:
+        """The chain after a text.
+
+        Args:
+            recent: The last three tokens, oldest first, ``(3,)`` int32; -1 before the beginning.
+
+        Returns:
+            The chain ``(depth,)`` int32, and whether any context was found (bool scalar).
+        """
+        chain = mx.zeros((self.depth,), dtype=mx.int32)
+        found = mx.array(False)
+        for order in reversed(ORDERS):  # a longer context takes the place of a shorter one's
+            place, mark = hashes(recent[None, len(ORDERS) - order :].astype(mx.uint32))
+            bucket = (place & (self.marks.shape[0] - 1))[0].astype(mx.int32)
+            matches = self.marks[bucket] == mark[0]
+            known = mx.any(matches)
+            here = self.chains[bucket, mx.argmax(matches)].astype(mx.int32)
+            chain, found = mx.where(known, here, chain), found | known
+        return chain, found
+
+    @classmethod
+    def build(cls, texts: Iterable[Sequence[int]], vocab_size: int, depth: int = 4) -> NgramTable:
+        """Count texts (lists of token ids) and pack what they say.
+
+        Raises:
+            ValueError: If there is not one pair of tokens in them.
+        """
+        followers = most_frequent(texts)
+        if not followers[1]:
+            raise ValueError("no text to count: give texts of at least two tokens")
+        chains = {c: follow(c, followers, depth) for o in ORDERS for c in followers[o]}
+        # A context that says no more than its shorter ending does is found under that.
+        kept = [c for c in chains if chains[c] != chains.get(c[1:])]
+        dtype = np.uint16 if vocab_size <= 1 << 16 else np.uint32
+        return cls(*pack(kept, np.array([chains[c] for c in kept]).astype(dtype)))
+
+
+def hashes(contexts: mx.array) -> tuple[mx.array, mx.array]:
+    """Bucket hash (uint32) and slot mark (uint16, never 0) of contexts of one order.
+
+    Args:
+        contexts: ``(n, order)`` uint32.
+    """
+    place = mx.full((contexts.shape[0],), 0x9E3779B1 * contexts.shape[1] & 0xFFFFFFFF, mx.uint32)
+    for column in range(contexts.shape[1]):
+        place = (place ^ contexts[:, column]) * mx.array(0x85EBCA6B, mx.uint32)
+        place = place ^ (place >> 15)
+    mark = (place * mx.array(0xC2B2AE35, mx.uint32)) >> 16
+    place = place ^ (place >> 13)
+    return place, mx.maximum(mark, 1).astype(mx.uint16)
+
+
+def most_frequent(texts: Iterable[Sequence[int]]) -> dict[int, dict[tuple[int, ...], int]]:
+    """For each order, each context's most frequent follower (the earliest of equals)."""
+    counts: dict[int, dict[tuple[int, ...], Counter]] = {o: defaultdict(Counter) for o in ORDERS}
+    for text in texts:
+        tokens = tuple(text)
+        for order in ORDERS:
+            for end in range(order, len(tokens)):
+                counts[order][tokens[end - order : end]][tokens[end]] += 1
+    return {
+        order: {context: counter.most_common(1)[0][0] for context, counter in table.items()}
+        for order, table in counts.items()
+    }
+
+
+def predict(context: tuple[int, ...], followers: dict[int, dict[tuple[int, ...], int]]) -> int:
+    """The follower of the longest known ending of a context; -1 if none is known."""
+    for order in ORDERS:
+        token = followers[order].get(context[-order:]) if len(context) >= order else None
+        if token is not None:
+            return token
+    return -1
+
+
+def follow(
+    context: tuple[int, ...], followers: dict[int, dict[tuple[int, ...], int]], depth: int
+) -> list[int]:
+    """The chain of ``depth`` tokens after a context; it repeats its end where nothing is known."""
+    text = context
+    for _ in range(depth):
+        token = predict(text, followers)
+        text = (*text, text[-1] if token < 0 else token)
+    return list(text[len(context) :])
+
+
+def pack(contexts: Sequence[tuple[int, ...]], chains: np.ndarray) -> tuple[mx.array, mx.array]:
+    """Place contexts and their chains in buckets, long contexts first.
+
+    The number of buckets is the power of two that keeps them at most half full; the few contexts
+    whose bucket is full all the same are left out.
+    """
+    buckets = 1
+    while buckets * SLOTS < len(contexts) * 2:
+        buckets *= 2
+    place = np.zeros(len(contexts), dtype=np.int64)
+    mark = np.zeros(len(contexts), dtype=np.uint16)
+    for order in ORDERS:
+        rows = [i for i, context in enumerate(contexts) if len(context) == order]
+        if rows:
+            keys = mx.array(np.array([contexts[i] for i in rows], dtype=np.uint32))
+            ours, marks = hashes(keys)
+            place[rows] = np.array(ours).astype(np.int64) & (buckets - 1)
+            mark[rows] = np.array(marks)
+    # The slot of each context: how many came to its bucket before it.
+    order_in = np.argsort(place, kind="stable")
+    arrived = place[order_in]
+    first = np.searchsorted(arrived, arrived)
+    slot = np.empty(len(contexts), dtype=np.int64)
+    slot[order_in] = np.arange(len(contexts)) - first
+    kept = slot < SLOTS
+    marks_out = np.full((buckets, SLOTS), _EMPTY, dtype=np.uint16)
+    chains_out = np.zeros((buckets, SLOTS, chains.shape[1]), dtype=chains.dtype)
+    marks_out[place[kept], slot[kept]] = mark[kept]
+    chains_out[place[kept], slot[kept]] = chains[kept]
+    return mx.array(marks_out), mx.array(chains_out)

@@ -1,0 +1,1 @@
+"""Training streams on the user's own machine: corpus, trunk cache, trainer."""
