@@ -1,5 +1,6 @@
 """Train streams for a model on this machine: ``python -m mlx_specstream.train --data … --out …``.
 
+    python -m mlx_specstream.train distill --prompts prompts.jsonl --out corpus.npz
     python -m mlx_specstream.train --data corpus.npz --out my-streams --minutes 30
 
 ``--data`` is a corpus of prompts with the model's own answers: a ``.npz`` that this project wrote,
@@ -10,6 +11,7 @@ or JSONL with ``prompt`` and ``answer`` (``.gz`` too). The trunk's states are co
 from __future__ import annotations
 
 import argparse
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -18,14 +20,14 @@ from typing import Any
 import mlx.core as mx
 from mlx.utils import tree_map
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from . import embedded, loading, options
+from . import embedded, loading, options, train_distill
 from .errors import SpecStreamError, command
 from .streams import StreamsConfig, make_streams
 from .streams.config import METHODS, MODES
 from .streams.files import identify, tokenizer_hash
 from .target import Target
+from .train_progress import progress_bar
 from .training import trainer as training
 from .training.corpus import Corpus, from_answers
 from .training.trunk import TrunkCache
@@ -90,19 +92,6 @@ def read_corpus(args: argparse.Namespace, tokenizer: Any) -> Corpus:
     return corpus
 
 
-def progress_bar(console: Console, *texts: str) -> Progress:
-    """A bar with counts, time left, and further fields."""
-    columns = [TextColumn(text) for text in texts]
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        *columns,
-        TimeRemainingColumn(),
-        console=console,
-    )
-
-
 def build_trunk(trunk: TrunkCache, console: Console) -> None:
     """Compute what is missing of the trunk cache, with its size first and a bar."""
     missing = len(trunk.missing())
@@ -137,7 +126,10 @@ def steps_for(trainer: training.Trainer, minutes: float) -> int:
 
 @command
 def main() -> None:
-    """Train as the command line says."""
+    """Train, or distil, as the command line says."""
+    if sys.argv[1:2] == ["distill"]:
+        train_distill.main(sys.argv[2:])
+        return
     args = arguments()
     console = Console(stderr=True, highlight=False)
     model, tokenizer = options.load_from(args)

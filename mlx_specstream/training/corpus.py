@@ -158,7 +158,7 @@ def from_answers(
             two tokens.
     """
     texts, seen = [], set()
-    for number, row in enumerate(_json_lines(path), start=1):
+    for number, row in enumerate(json_lines(path), start=1):
         prompt, answer = row.get("prompt"), row.get("answer")
         if not isinstance(prompt, str) or not isinstance(answer, str):
             raise SpecStreamError(f"{path}, line {number}: a prompt and an answer are needed")
@@ -177,7 +177,7 @@ def from_answers(
     return Corpus(tuple(texts), tokenizer_hash)
 
 
-def _json_lines(path: str | Path) -> Iterator[dict[str, Any]]:
+def json_lines(path: str | Path) -> Iterator[dict[str, Any]]:
     """The objects of a JSONL file, gzip or not."""
     path = Path(path)
     opener: Any = gzip.open if path.suffix == ".gz" else open
