@@ -21,6 +21,7 @@ from .session import Session
 from .speculation import Speculation
 from .streams import StreamHeads, StreamsConfig, make_streams
 from .streams.files import load_streams, save_streams
+from .streams.folder import StreamSet, load_folder
 from .target import Target
 
 __all__ = [
@@ -30,12 +31,14 @@ __all__ = [
     "SpecStreamError",
     "Speculation",
     "StreamHeads",
+    "StreamSet",
     "StreamsConfig",
     "Target",
     "UsageError",
     "__version__",
     "generate",
     "load",
+    "load_folder",
     "load_streams",
     "make_streams",
     "save_streams",

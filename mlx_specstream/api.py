@@ -16,6 +16,7 @@ from .responses import GenerationResponse
 from .session import PREFILL_STEP, Session
 from .speculation import Speculation
 from .streams import StreamHeads
+from .streams.folder import StreamSet
 
 _SAMPLING = {f.name for f in fields(Sampling)}
 _SPECULATION = {f.name for f in fields(Speculation)} - {"enabled"}
@@ -27,7 +28,7 @@ def stream_generate(
     prompt: str | Sequence[int] | mx.array,
     max_tokens: int = 256,
     *,
-    streams: StreamHeads | str | Path | None = None,
+    streams: StreamSet | StreamHeads | str | Path | None = None,
     speculation: bool = True,
     stop: Sequence[str] = (),
     max_kv_size: int | None = None,
@@ -44,7 +45,7 @@ def stream_generate(
         max_tokens: Most tokens to generate; -1 for as many as the context holds.
         streams: Stream heads made for the model, or a streams folder.
         speculation: False decodes plainly; the text is the same.
-        stop: Strings that end the text; they are not part of it.
+        stop: Strings that end the text (or one); they are not part of it.
         max_kv_size: Most tokens of text in the cache; a longer prompt is refused.
         prefill_step_size: Prompt tokens computed at a time.
         prompt_progress_callback: Called with the prompt tokens computed so far and in all.

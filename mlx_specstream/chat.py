@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from . import chat_commands, loading, options
 from .conversation import Conversation
 from .errors import SpecStreamError, command
-from .streams.files import load_streams
+from .streams.folder import load_folder
 from .target import Target
 
 DEFAULT_MAX_TOKENS = 1024
@@ -134,7 +134,7 @@ def main() -> None:
     model, tokenizer = options.load_from(args)
     streams = None
     if args.streams is not None:
-        streams = load_streams(args.streams, Target.of(model), tokenizer)
+        streams = load_folder(args.streams, Target.of(model), tokenizer)
     conversation = Conversation(
         model,
         tokenizer,

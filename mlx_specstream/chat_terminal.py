@@ -28,7 +28,11 @@ KEYS_HELP = (
     "Enter sends, Alt-Enter (or Esc Enter) begins a new line; "
     "Ctrl-C stops an answer or clears the line, Ctrl-D ends the chat"
 )
-ACCEPTED_STYLES = {"ngram": "green underline", "streams": "cyan underline"}
+ACCEPTED_STYLES = {
+    "ngram": "green underline",
+    "table": "magenta underline",
+    "streams": "cyan underline",
+}
 LONG_PROMPT = 400  # tokens to compute from which reading them is shown
 
 

@@ -18,7 +18,7 @@ from .errors import SpecStreamError
 from .responses import GenerationResponse
 from .session import PREFILL_STEP, Session, encode
 from .speculation import Speculation
-from .streams import StreamHeads
+from .streams.folder import StreamSet
 
 Message = dict[str, str]
 
@@ -68,7 +68,7 @@ class Conversation:
     Args:
         model: The model.
         tokenizer: Its tokenizer.
-        streams: Stream heads for the model, or None.
+        streams: What was trained for the model, or None.
         speculation: What to propose.
         sampling: How tokens are chosen.
         system: System message, or None.
@@ -82,7 +82,7 @@ class Conversation:
         self,
         model: nn.Module,
         tokenizer: Any,
-        streams: StreamHeads | None = None,
+        streams: StreamSet | None = None,
         speculation: Speculation = Speculation(),
         sampling: Sampling = Sampling(),
         system: str | None = None,
@@ -98,13 +98,12 @@ class Conversation:
         self.max_tokens = max_tokens
         self.turns: list[Message] = []  # user, assistant, user, assistant …
         self.totals = Totals()
-        self.proposers = ["ngram"] * speculation.enabled
-        self.proposers += ["streams"] * (speculation.enabled and streams is not None)
         self.answer: Answer | None = None
         self._prefill_step = prefill_step
         self._template_config = template_config or {}
         self._new_session = lambda: Session(model, tokenizer, streams, speculation, max_context)
         self.session = self._new_session()
+        self.proposers = self.session.proposers
         self._cancelled = False
 
     @property

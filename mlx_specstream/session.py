@@ -20,11 +20,11 @@ from .decode.noise import fresh_seed, seed_key
 from .decode.planner import AutoPlanner, FixedPlanner, LookupShadow, Planner
 from .decode.processors import Sampling
 from .decode.text import StopStrings, TextStream
-from .errors import UsageError
+from .errors import SpecStreamError, UsageError
 from .responses import Figures, GenerationResponse
 from .speculation import Speculation, decoder_for, plan_for
 from .streams import StreamHeads
-from .streams.files import load_streams
+from .streams.folder import StreamSet, load_folder
 from .target import Target
 
 PREFILL_STEP = 512
@@ -33,10 +33,13 @@ PREFILL_STEP = 512
 class Session:
     """Generates text with a model and remembers what its KV cache holds.
 
+    One text at a time: a generation ends where the next one on its session begins. Sessions of
+    one model do not touch each other.
+
     Args:
         model: An mlx-lm model of a supported family.
         tokenizer: Its tokenizer.
-        streams: Stream heads for the model, a streams folder, or None.
+        streams: What was trained for the model: a streams folder, heads, or None.
         speculation: What to propose.
         max_context: Most tokens of text, at most the model's own context.
 
@@ -48,7 +51,7 @@ class Session:
         self,
         model: nn.Module,
         tokenizer: Any,
-        streams: StreamHeads | str | Path | None = None,
+        streams: StreamSet | StreamHeads | str | Path | None = None,
         speculation: Speculation = Speculation(),
         max_context: int | None = None,
     ):
@@ -56,13 +59,18 @@ class Session:
         self.tokenizer = tokenizer
         self.target = Target.of(model)
         if isinstance(streams, (str, Path)):
-            streams = load_streams(streams, self.target, tokenizer)
+            streams = load_folder(streams, self.target, tokenizer)
+        elif not isinstance(streams, StreamSet):
+            streams = StreamSet(heads=streams)
+        self.streams = streams
         self.speculation = speculation
         self.cache = self.target.make_cache(limit=max_context)
         self.tokens: list[int] = []  # the text; the cache holds the first ``cache.length``
         self._decoder = decoder_for(self.target, streams, speculation)
         self._plan = plan_for(self._decoder.proposers, speculation)
+        self.proposers = [proposer.name for proposer in self._decoder.proposers]
         self._cancelled = threading.Event()
+        self._running: object = None  # the generation that the cache belongs to
 
     def cancel(self) -> None:
         """End the generation that is running, within a pass. Safe from any thread."""
@@ -88,7 +96,7 @@ class Session:
             prompt: Text, or token ids.
             max_tokens: Most tokens to generate; -1 for as many as the context holds.
             sampling: How tokens are chosen.
-            stop: Strings that end the text; they are not part of it.
+            stop: Strings that end the text (or one); they are not part of it.
             prefill_step_size: Prompt tokens computed at a time.
             prompt_progress_callback: Called with the prompt tokens computed so far and in all.
 
@@ -97,7 +105,7 @@ class Session:
 
         Raises:
             SpecStreamError: If the prompt is empty or longer than the context, before anything
-                is computed.
+                is computed; or, at its next token, if another generation has begun.
         """
         text = encode(self.tokenizer, prompt)
         limit = self._room(text, max_tokens)
@@ -105,6 +113,7 @@ class Session:
         if prefill_step_size < 1:
             raise UsageError(f"prefill_step_size cannot be {prefill_step_size}")
         self._cancelled.clear()
+        stop = [stop] if isinstance(stop, str) else stop
         return self._stream(
             text, limit, sampling, stop, prefill_step_size, prompt_progress_callback
         )
@@ -136,6 +145,7 @@ class Session:
         prefill_step: int,
         progress: Callable[[int, int], None] | None,
     ) -> Iterator[GenerationResponse]:
+        me = self._running = object()
         figures = Figures(len(text), self._reuse(text))
         self.tokens = list(text)
         pieces, stops = TextStream(self.tokenizer), StopStrings(stop)
@@ -163,9 +173,12 @@ class Session:
                         yield figures.response(piece, token, owner, report.logits[row], reason)
                         if reason:
                             return
+                        if self._running is not me:
+                            raise SpecStreamError("another generation has begun on this session")
             finally:
                 # Whatever was overshot is forgotten: the cache holds all of the text but its end.
-                self.cache.truncate(min(self.cache.length, len(self.tokens) - 1))
+                if self._running is me:
+                    self.cache.truncate(min(self.cache.length, len(self.tokens) - 1))
 
     def _reason(self, stopped: bool, full: bool) -> str | None:
         if stopped:
@@ -195,7 +208,8 @@ class Session:
             self.target.prefill(chunk, self.cache, step)
             mx.clear_cache()
             report(self.cache.length, len(text))
-        report(len(text), len(text))
+        if not self._cancelled.is_set():
+            report(len(text), len(text))
 
     def _planner(self, text: list[int]) -> Planner:
         if not self._plan.branches or self.speculation.tree != "auto":

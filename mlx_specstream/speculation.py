@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from .decode.loop import Decoder
 from .decode.plan import TreePlan
-from .decode.proposers import NgramLookup, Proposer, StreamProposer
+from .decode.proposers import NgramLookup, Proposer, StreamProposer, TableProposer
 from .errors import UsageError
-from .streams import StreamHeads
+from .streams.folder import StreamSet
 from .target import Target
 
 
@@ -35,18 +35,21 @@ class Speculation:
     compile: bool = True
 
 
-def decoder_for(target: Target, streams: StreamHeads | None, speculation: Speculation) -> Decoder:
+def decoder_for(target: Target, streams: StreamSet, speculation: Speculation) -> Decoder:
     """The target's decoder for a set of proposers, made once so that its traces are reused."""
     if not speculation.enabled:
-        streams = None
+        streams = StreamSet()
     lookup = (speculation.ngram_min, speculation.ngram_max)
-    key = (id(streams), speculation.enabled, lookup, speculation.compile)
+    added = (id(streams.heads), id(streams.table))
+    key = (added, speculation.enabled, lookup, speculation.compile)
     if key not in target.compiled:
         proposers: list[Proposer] = []
         if speculation.enabled:
             proposers.append(NgramLookup(speculation.ngram_min, speculation.ngram_max))
-        if streams is not None:
-            proposers.append(StreamProposer(streams))
+        if streams.table is not None:
+            proposers.append(TableProposer(streams.table))
+        if streams.heads is not None:
+            proposers.append(StreamProposer(streams.heads))
         target.compiled[key] = Decoder(target, proposers, speculation.compile)
     return target.compiled[key]
 

@@ -138,6 +138,10 @@ def test_greedy_takes_the_most_likely_token_and_needs_no_noise():
         {"temp": -0.1},
         {"temp": float("nan")},
         {"temp": float("inf")},
+        {"temp": 1e-40},  # 1 / temp is not finite in float32
+        {"temp": 1e300},  # and here 0, which would let filtered tokens in again
+        {"logit_bias": {3: float("nan")}},
+        {"logit_bias": {3: float("inf")}},
         {"top_p": 1.1},
         {"top_p": -0.1},
         {"min_p": 2.0},

@@ -136,6 +136,39 @@ def test_a_reader_that_leaves_early_leaves_a_usable_session(model):
     assert tokens_of(session, session.tokens, max_tokens=5) == whole[7:12]
 
 
+def test_a_generation_ends_where_another_begins_on_its_session(model):
+    session, other = Session(model, Letters(), speculation=LOOKUP), PROMPT[:7]
+    whole = tokens_of(Session(model, Letters()), other, max_tokens=10)
+    first = session.stream(PROMPT, max_tokens=30)
+    next(first)
+    second = session.stream(other, max_tokens=10)
+    tokens = [next(second).token]
+    with pytest.raises(SpecStreamError, match="another generation has begun on this session"):
+        next(first)
+    assert tokens + [r.token for r in second] == whole
+
+
+@pytest.mark.parametrize("when", range(1, 12))
+def test_closing_an_abandoned_generation_leaves_the_new_one_alone(model, when):
+    session = Session(model, Letters(), speculation=LOOKUP)
+    prompt = repeating(model)
+    whole = tokens_of(Session(model, Letters()), prompt, max_tokens=40)
+    abandoned, tokens = session.stream(PROMPT, max_tokens=30), []
+    next(abandoned)
+    for response in session.stream(prompt, max_tokens=40):
+        tokens.append(response.token)
+        if len(tokens) == when:
+            abandoned.close()
+    assert tokens == whole
+    assert session.cache.length == len(session.tokens) - 1
+
+
+def test_one_stop_string_need_not_be_a_list(model):
+    text = "".join(r.text for r in Session(model, Letters()).stream(PROMPT, max_tokens=20))
+    short = stream_generate(model, Letters(), PROMPT, 20, stop=text[6:8])
+    assert "".join(r.text for r in short) == text[: text.find(text[6:8])]
+
+
 def test_figures_are_current_at_every_response(model):
     passes = 0
     for n, r in enumerate(Session(model, Letters(), speculation=LOOKUP).stream(
@@ -174,6 +207,19 @@ def test_a_fresh_seed_is_drawn_where_none_is_given(model):
 def test_generate_returns_the_text(model):
     text = generate(model, Letters(), PROMPT, max_tokens=9)
     assert text == Letters().decode(tokens_of(Session(model, Letters()), max_tokens=9))
+
+
+def test_a_prefill_that_is_cancelled_does_not_report_that_it_is_done(model):
+    session, seen = Session(model, Letters()), []
+
+    def progress(done, total):
+        seen.append(done)
+        if done == 16:
+            session.cancel()
+
+    run = session.stream(PROMPT * 3, 5, prefill_step_size=16, prompt_progress_callback=progress)
+    assert list(run) == [] and seen == [0, 16]
+    assert session.cache.length == 16
 
 
 def test_prefill_reports_progress_in_steps(model):

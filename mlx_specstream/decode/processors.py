@@ -55,7 +55,7 @@ class Sampling:
 
     def __post_init__(self) -> None:
         checks = {
-            "temp": self.temp >= 0 and math.isfinite(self.temp),
+            "temp": self.temp == 0 or 1e-30 <= self.temp <= 1e30,  # what float32 can divide by
             "top_p": 0 <= self.top_p <= 1,
             "min_p": 0 <= self.min_p <= 1,
             "top_k": self.top_k >= 0,
@@ -65,6 +65,7 @@ class Sampling:
             "repetition_context_size": self.repetition_context_size >= 0,
             "presence_context_size": self.presence_context_size >= 0,
             "frequency_context_size": self.frequency_context_size >= 0,
+            "logit_bias": all(value < math.inf for value in (self.logit_bias or {}).values()),
         }
         for name, good in checks.items():
             if not good:
