@@ -77,7 +77,8 @@ class Session:
         self._cancelled.set()
 
     def reset(self) -> None:
-        """Forget the text."""
+        """Forget the text; a generation that is running ends."""
+        self._running = None
         self.cache.truncate(0)
         self.tokens = []
 
@@ -105,7 +106,7 @@ class Session:
 
         Raises:
             SpecStreamError: If the prompt is empty or longer than the context, before anything
-                is computed; or, at its next token, if another generation has begun.
+                is computed; at the next token, if the session was reset or given another text.
         """
         text = encode(self.tokenizer, prompt)
         limit = self._room(text, max_tokens)
@@ -174,7 +175,7 @@ class Session:
                         if reason:
                             return
                         if self._running is not me:
-                            raise SpecStreamError("another generation has begun on this session")
+                            raise SpecStreamError("the session was reset or given another text")
             finally:
                 # Whatever was overshot is forgotten: the cache holds all of the text but its end.
                 if self._running is me:

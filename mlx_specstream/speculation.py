@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from .decode.loop import Decoder
-from .decode.plan import TreePlan
+from .decode.plan import Branch, TreePlan
 from .decode.proposers import NgramLookup, Proposer, StreamProposer, TableProposer
 from .errors import UsageError
 from .streams.folder import StreamSet
@@ -69,20 +69,39 @@ def plan_for(proposers: Sequence[Proposer], speculation: Speculation) -> TreePla
         )
     depths = {p.name: p.max_depth for p in proposers}
     if speculation.tree == "auto":
-        chain = speculation.num_draft_tokens
-        parts = [f"{name}:{min(chain, depth or chain)}" for name, depth in depths.items()]
-        return TreePlan.parse(",".join(parts))
+        return auto_plan(depths, speculation.num_draft_tokens)
     plan = TreePlan.parse(speculation.tree)
     for branch in plan.branches:
-        if branch.proposer not in depths:
-            raise UsageError(
-                f"the tree '{speculation.tree}' asks for '{branch.proposer}', "
-                f"but there is only {', '.join(depths) or 'no proposer'}"
-            )
-        deepest, depth = depths[branch.proposer], TreePlan((branch,)).layout.max_depth
-        if deepest is not None and depth > deepest:
-            raise UsageError(
-                f"the tree '{speculation.tree}' is {depth} deep; these {branch.proposer} "
-                f"predict {deepest} tokens ahead"
-            )
+        for name in branch.proposers:
+            if name not in depths:
+                raise UsageError(
+                    f"the tree '{speculation.tree}' asks for '{name}', "
+                    f"but there is only {', '.join(depths) or 'no proposer'}"
+                )
+            deepest, depth = depths[name], TreePlan((branch,)).layout.max_depth
+            if deepest is not None and depth > deepest:
+                raise UsageError(
+                    f"the tree '{speculation.tree}' is {depth} deep; these {name} "
+                    f"predict {deepest} tokens ahead"
+                )
     return plan
+
+
+def auto_plan(depths: dict[str, int | None], chain: int) -> TreePlan:
+    """A chain from the lookup, or else from the table, and a chain of streams.
+
+    Lookup and table in one branch find nearly what they find in two (1.64 against 1.66 tokens per
+    pass in simulation), in half the rows.
+
+    Args:
+        depths: The proposers that there are, and the deepest proposal of each.
+        chain: Longest chain.
+    """
+    branches = []
+    lookups = [name for name in ("ngram", "table") if name in depths]
+    for names in (lookups, ["streams"] if "streams" in depths else []):
+        limits = [depths[name] for name in names]
+        if names:
+            length = min([chain, *(limit for limit in limits if limit is not None)])
+            branches.append(Branch.of_widths("|".join(names), (1,) * length))
+    return TreePlan(tuple(branches))

@@ -86,7 +86,7 @@ def test_buckets_are_at_most_half_full_and_sizes_are_counted():
 
 
 @pytest.mark.parametrize("temp", [0.0, 0.7])
-@pytest.mark.parametrize("plan", ["table:4", "ngram:3,table:4", "table:2"])
+@pytest.mark.parametrize("plan", ["table:4", "ngram:3,table:4", "table:2", "ngram|table:4"])
 @pytest.mark.parametrize("compile", [False, True])
 def test_text_is_the_same_and_known_text_comes_in_fewer_passes(temp, plan, compile):
     target, prompt, sampling = target_of("grouped"), text_of(19), Sampling(temp=temp)
@@ -108,3 +108,19 @@ def test_a_short_prompt_has_contexts_that_begin_before_it():
     made = reports(target, [17], 12, "table:3", Sampling(), (table,))
     assert [t for r in made for t in r.tokens][:12] == expected
     assert len(made) < 12
+
+
+def test_a_branch_takes_the_first_proposer_that_has_something_to_say():
+    target, prompt = target_of("grouped"), text_of(40)
+    expected = decoded(target, prompt, 40, "none")
+    table = TableProposer(NgramTable.build([prompt + expected], target.vocab_size))
+    proposers = (NgramLookup(), table)
+    both = reports(target, prompt, 40, "ngram|table:4", proposers=proposers)
+    alone = reports(target, prompt, 40, "ngram:4", proposers=(NgramLookup(),))
+    assert [t for r in both for t in r.tokens][:40] == expected[:40]
+    assert len(both) < len(alone)
+    for report in both:
+        assert sorted(report.proposed.values()) == [0, 4]  # one of them, never both
+        owners = {owner for owner in report.owners if owner}
+        assert all(report.proposed[owner] == 4 for owner in owners)
+    assert {name for r in both for name, n in r.proposed.items() if n} == {"ngram", "table"}

@@ -148,7 +148,9 @@ def test_proposals_are_the_best_of_the_draft_vocabulary_with_correction_and_nois
     output = run_tree(target, filled(target, text_of(21)), [1], TreeLayout.chain(0))
     hidden = streams.draft_hidden(streams.observed(output, mx.array(0)), *[None] * 4)[0]
     scores = np.array(target.logits(hidden), dtype=np.float64)
-    noise = mx.random.gumbel((3, VOCAB), key=mx.random.key(6)) if sampled else None
+    # As strong as the scores, so that it decides.
+    strength = float(scores.std())
+    noise = strength * mx.random.gumbel((3, VOCAB), key=mx.random.key(6)) if sampled else None
     temp = 0.7 if sampled else 1.0
     ours = propose(
         streams, output, 9, (-1, 0, 0, -1, 3, 3), (0, 0, 1, 1, 0, 1), Sampling(temp), noise

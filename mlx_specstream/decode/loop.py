@@ -88,8 +88,8 @@ def one_pass(
         seed: Of the noise, uint32 scalar.
 
     Returns:
-        The next state; a report ``[last accepted row, proposals of each proposer …, committed
-        tokens …]``, int32; and the logits, ``(rows, vocabulary)``.
+        The next state; a report ``[last accepted row, (who filled it, proposals) of each branch
+        …, committed tokens …]``, int32; and the logits, ``(rows, vocabulary)``.
     """
     target = model if isinstance(model, Target) else model.target
     layout, length = plan.layout, state.length
@@ -98,7 +98,7 @@ def one_pass(
     noise = None if sampling.greedy else gumbel_rows(seed, first, depths, target.vocab_size)
 
     context = Context(target, state.history, length, state.kv, extent, sampling, noise)
-    tokens, valid, proposed, kv = fill_tree(proposers, plan, state.memories, context)
+    tokens, valid, sources, kv = fill_tree(proposers, plan, state.memories, context)
 
     output = model.forward(tokens, kv, layout, length, extent)
     logits = target.logits(output.hidden)
@@ -113,7 +113,7 @@ def one_pass(
         proposer.observe(memory, output, verdict)
         for proposer, memory in zip(proposers, state.memories, strict=True)
     ]
-    report = mx.concatenate([verdict.row.reshape(1), *proposed, verdict.committed])
+    report = mx.concatenate([verdict.row.reshape(1), *sources, verdict.committed])
     return State(kv, history, first + verdict.accepted, memories), report, logits
 
 
@@ -123,25 +123,35 @@ def fill_tree(
     memories: Sequence[tuple[mx.array, ...]],
     context: Context,
 ) -> tuple[mx.array, mx.array, list[mx.array], list[mx.array]]:
-    """Let every branch's proposer fill it.
+    """Let every branch be filled by the first of its proposers that has something to propose.
 
     Returns:
-        The tree's tokens ``(rows,)`` int32 and validity ``(rows,)`` bool, the root first; the
-        number of proposals of each proposer, ``(1,)`` int32 each; the cache's buffers.
+        The tree's tokens ``(rows,)`` int32 and validity ``(rows,)`` bool, the root first; for
+        each branch which of its proposers filled it and the number of proposals, ``(2,)`` int32;
+        the cache's buffers.
+
+    Raises:
+        UsageError: If nobody here has the name that the plan asks for.
     """
     tokens, valid = [context.history[context.length].reshape(1)], [mx.array([True])]
-    counts = {proposer.name: mx.array([0]) for proposer in proposers}
+    sources = []
     known = {p.name: (p, memory) for p, memory in zip(proposers, memories, strict=True)}
     for branch in plan.branches:
-        if branch.proposer not in known:
-            raise UsageError(f"the tree asks for '{branch.proposer}', which nobody here proposes")
-        proposer, memory = known[branch.proposer]
-        made = proposer.propose(branch, memory, context)
-        context = context._replace(kv=made.kv)
-        tokens.append(made.tokens)
-        valid.append(made.valid)
-        counts[proposer.name] = counts[proposer.name] + mx.sum(made.valid).reshape(1)
-    return mx.concatenate(tokens), mx.concatenate(valid), list(counts.values()), context.kv
+        filled, right = mx.zeros((len(branch),), mx.int32), mx.zeros((len(branch),), mx.bool_)
+        source = mx.array(0)
+        for number, name in reversed(list(enumerate(branch.proposers))):
+            if name not in known:
+                raise UsageError(f"the tree asks for '{name}', which nobody here proposes")
+            proposer, memory = known[name]
+            made = proposer.propose(branch, memory, context)
+            context = context._replace(kv=made.kv)
+            has = mx.any(made.valid)  # then it takes the place of those after it
+            filled, right = mx.where(has, made.tokens, filled), mx.where(has, made.valid, right)
+            source = mx.where(has, number, source)
+        tokens.append(filled)
+        valid.append(right)
+        sources.append(mx.stack([source, mx.sum(right)]).astype(mx.int32))
+    return mx.concatenate(tokens), mx.concatenate(valid), sources, context.kv
 
 
 class Decoder:
@@ -213,7 +223,7 @@ class Decoder:
         self, plan: TreePlan, sampling: Sampling
     ) -> tuple[Callable[[int, State, mx.array], tuple[State, mx.array, mx.array]], int]:
         """The function that runs a plan's passes, and the cache rows that one writes."""
-        used = [p for p in self.proposers if p.name in plan.owners]
+        used = [p for p in self.proposers if p.name in plan.proposers]
         model: Target | StreamHeads = self.target
         for proposer in used:
             if isinstance(proposer, StreamProposer):
@@ -235,12 +245,17 @@ class Decoder:
     def _read(self, plan: TreePlan, report: mx.array, logits: mx.array) -> PassReport:
         """The one host read of a pass."""
         row, *values = cast(list[int], report.tolist())
-        counts, committed = values[: len(self.proposers)], values[len(self.proposers) :]
+        end = 2 * len(plan.branches)
+        sources, counts, committed = values[0:end:2], values[1:end:2], values[end:]
+        names = [b.proposers[n] for b, n in zip(plan.branches, sources, strict=True)]
+        proposed = {proposer.name: 0 for proposer in self.proposers}
+        for name, count in zip(names, counts, strict=True):
+            proposed[name] += count
         path = plan.layout.paths[row][: plan.layout.depth[row] + 1].tolist()
         return PassReport(
             tokens=committed[: len(path)],
-            owners=[plan.owners[node] for node in path[1:]] + [None],
-            proposed={p.name: n for p, n in zip(self.proposers, counts, strict=True)},
+            owners=[names[plan.branch_of[node]] for node in path[1:]] + [None],
+            proposed=proposed,
             logits=logits,
             rows=path,
         )

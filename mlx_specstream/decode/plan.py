@@ -12,10 +12,10 @@ from ..target.rows import TreeLayout
 
 @dataclass(frozen=True)
 class Branch:
-    """One proposer's part of the tree, below the root.
+    """A part of the tree, below the root, that one proposer fills.
 
     Args:
-        proposer: Name of the proposer.
+        proposer: Name of the proposer; ``"a|b"`` is a, or b where a has nothing to propose.
         parents: For each node its parent within the branch, -1 for the root of the tree.
         ranks: For each node which of its parent's candidates it is, 0 the likeliest.
     """
@@ -26,6 +26,11 @@ class Branch:
 
     def __len__(self) -> int:
         return len(self.parents)
+
+    @property
+    def proposers(self) -> tuple[str, ...]:
+        """Who may fill it, in order of preference."""
+        return tuple(self.proposer.split("|"))
 
     @classmethod
     def of_widths(cls, proposer: str, widths: tuple[int, ...]) -> Branch:
@@ -66,12 +71,24 @@ class TreePlan:
 
     @cached_property
     def owners(self) -> tuple[str | None, ...]:
-        """For each row of the tree its proposer (None for the root)."""
+        """For each row of the tree the proposer of its branch (None for the root)."""
         return (None, *(b.proposer for b in self.branches for _ in range(len(b))))
+
+    @cached_property
+    def branch_of(self) -> tuple[int, ...]:
+        """For each row of the tree the number of its branch (-1 for the root)."""
+        return (-1, *(n for n, b in enumerate(self.branches) for _ in range(len(b))))
+
+    @cached_property
+    def proposers(self) -> frozenset[str]:
+        """Everyone who may fill a branch."""
+        return frozenset(name for branch in self.branches for name in branch.proposers)
 
     @classmethod
     def parse(cls, text: str) -> TreePlan:
-        """Read ``"ngram:4,streams:2x1x1"``: a chain of 4 and a tree by its widths, or ``"none"``.
+        """Read ``"ngram|table:4,streams:2x1x1"``, or ``"none"``.
+
+        That is a chain of 4, from the lookup or else from the table, and a tree by its widths.
 
         Raises:
             UsageError: If the text is not of that form.
@@ -80,7 +97,7 @@ class TreePlan:
             return cls()
         branches = []
         for part in text.split(","):
-            match = re.fullmatch(r"(\w+):(\d+(?:x\d+)*)", part.strip())
+            match = re.fullmatch(r"(\w+(?:\|\w+)*):(\d+(?:x\d+)*)", part.strip())
             widths = tuple(int(n) for n in match[2].split("x")) if match else ()
             if match and "x" not in match[2]:
                 widths = (1,) * widths[0]

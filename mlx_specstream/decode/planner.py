@@ -137,7 +137,7 @@ class AutoPlanner:
         gain: float = 1.05,
     ):
         self._full, self._clock, self._shadow, self._gain = full, clock, shadow, gain
-        self._blind = any(branch.proposer != "ngram" for branch in full.branches)
+        self._blind = full.proposers != {"ngram"}
         self._tokens = float(1 + full.layout.max_depth) if self._blind else 1.0
         self._proposing = self._blind
         self._parked, self._next_probe = 0, 16
@@ -180,6 +180,6 @@ class AutoPlanner:
         if self._shadow is None:
             return self._tokens
         hit = min(self._shadow.hit_rate, 0.99)
-        depth = max(len(b) for b in self._full.branches if b.proposer == "ngram")
+        depth = max(len(b) for b in self._full.branches if "ngram" in b.proposers)
         looked_up = (1 - hit ** (depth + 1)) / (1 - hit)
         return max(looked_up, self._tokens) if self._blind else looked_up
