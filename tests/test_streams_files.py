@@ -163,6 +163,18 @@ def test_a_quantized_model_and_its_exact_dequantization_have_one_fingerprint(tie
     assert mark != weights_fingerprint(Target.of(build(tie_word_embeddings=tied)))
 
 
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("quantize", [True, False])
+def test_a_half_precision_model_and_itself_loaded_in_float32_have_one_fingerprint(tied, quantize):
+    shape = {"quantize": quantize, "dtype": mx.bfloat16, "tie_word_embeddings": tied}
+    own, wider = build(**shape), build(**shape)
+    wider.set_dtype(mx.float32)
+    assert weights_fingerprint(Target.of(own)) == weights_fingerprint(Target.of(wider))
+    if quantize:
+        expanded = dequantize_model(wider)
+        assert weights_fingerprint(Target.of(own)) == weights_fingerprint(Target(expanded))
+
+
 @pytest.mark.parametrize("name", sorted({*TINY} - {"mistral"}))
 def test_one_changed_number_changes_no_other_part_of_the_identity(name):
     model = TINY[name]()

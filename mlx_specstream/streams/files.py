@@ -74,31 +74,33 @@ def tokenizer_hash(tokenizer: Any) -> str:
 def weights_fingerprint(target: Target) -> str:
     """sha256 over a row of every block's linear maps and some embeddings, as float16 values.
 
-    Values, not bytes: a quantized model and its exact dequantization agree.
+    Values, not bytes: a quantized model and its exact dequantization agree, and so do a model
+    that computes in its own half precision and the same one loaded to compute in float32.
     """
     digest = hashlib.sha256()
 
-    def add(values: mx.array) -> None:
-        digest.update(bytes(memoryview(values.astype(mx.float16))))  # type: ignore[arg-type]
+    def add(module: Any, ids: mx.array) -> None:
+        values = _rows(module, ids).astype(mx.float16)
+        digest.update(bytes(memoryview(values)))  # type: ignore[arg-type]
 
-    add(target.family.embed(mx.arange(0, target.vocab_size, 1 + target.vocab_size // 16)))
+    size = target.vocab_size
+    add(target.family.trunk.embed_tokens, mx.arange(0, size, 1 + size // 16))
     for layer in target.family.layers:
         for _, module in layer.named_modules():
-            if isinstance(module, nn.QuantizedLinear):
-                biases = module.biases[:1] if "biases" in module else None
-                add(
-                    mx.dequantize(
-                        module.weight[:1],
-                        module.scales[:1],
-                        biases,
-                        module.group_size,
-                        module.bits,
-                        module.mode,
-                    )
-                )
-            elif isinstance(module, nn.Linear):
-                add(module.weight[:1])
+            if isinstance(module, (nn.Linear, nn.QuantizedLinear)):
+                add(module, mx.arange(1))
     return digest.hexdigest()
+
+
+def _rows(module: Any, ids: mx.array) -> mx.array:
+    """Rows of a weight matrix; of a quantized one their exact values, not rounded to its dtype."""
+    weight = module.weight[ids]
+    if not isinstance(module, (nn.QuantizedLinear, nn.QuantizedEmbedding)):
+        return weight
+    scales, biases = module.scales[ids], None
+    if "biases" in module:
+        scales, biases = scales.astype(mx.float32), module.biases[ids].astype(mx.float32)
+    return mx.dequantize(weight, scales, biases, module.group_size, module.bits, module.mode)
 
 
 def save_streams(
