@@ -208,13 +208,13 @@ class QuietHistory(FileHistory):
 
 def history() -> History:
     """The lines typed in earlier chats, or of this one only if they cannot be kept."""
-    path = embedded.cache_dir() / "history"
     try:
+        path = embedded.cache_dir() / "history"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch(mode=0o600)
         with path.open("r+b"):
             pass
-    except OSError:
+    except (OSError, SpecStreamError):
         return InMemoryHistory()
     return QuietHistory(str(path))
 

@@ -36,12 +36,22 @@ _HOW_TO_GET = (
 
 
 def cache_dir() -> Path:
-    """Where this package keeps what it can make again (``MLX_SPECSTREAM_CACHE`` overrides)."""
-    if override := os.environ.get("MLX_SPECSTREAM_CACHE"):
-        return Path(override).expanduser()
-    if sys.platform == "darwin":
-        return Path.home() / "Library" / "Caches" / "mlx-specstream"
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mlx-specstream"
+    """Where this package keeps what it can make again (``MLX_SPECSTREAM_CACHE`` overrides).
+
+    Raises:
+        UsageError: It would be in a home folder, and nobody knows where that is.
+    """
+    try:
+        if override := os.environ.get("MLX_SPECSTREAM_CACHE"):
+            return Path(override).expanduser()
+        if sys.platform == "darwin":
+            return Path.home() / "Library" / "Caches" / "mlx-specstream"
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mlx-specstream"
+    except RuntimeError as error:  # no HOME and no such user (containers), or "~nobody/…"
+        raise UsageError(
+            "cannot tell which home folder the cache is in: "
+            "set MLX_SPECSTREAM_CACHE to a folder's full path"
+        ) from error
 
 
 def find_gguf() -> Path | None:
@@ -51,7 +61,7 @@ def find_gguf() -> Path | None:
         UsageError: ``MLX_SPECSTREAM_GGUF`` names no file.
     """
     if override := os.environ.get("MLX_SPECSTREAM_GGUF"):
-        path = Path(override).expanduser()
+        path = Path(os.path.expanduser(override))
         if not path.is_file():
             raise UsageError(f"MLX_SPECSTREAM_GGUF names {path}, which is not a file")
         return path
@@ -71,7 +81,8 @@ def default_model_path(progress: bool = True) -> Path:
         progress: Show a bar on stderr while it is made.
 
     Raises:
-        SpecStreamError: No GGUF file, a damaged one, or a cache that cannot be written or is full.
+        SpecStreamError: No GGUF file, a damaged one, or a cache that cannot be found or written,
+            or is full.
     """
     source = find_gguf()
     folder = _folder(source)
@@ -96,9 +107,9 @@ def state() -> str:
     """One line about the default model, for a bug report."""
     try:
         source = find_gguf()
+        folder = _folder(source)
     except SpecStreamError as error:
         return str(error)
-    folder = _folder(source)
     fault = _fault(folder, source)
     if fault is None:
         size = sum(file.stat().st_size for file in folder.iterdir())

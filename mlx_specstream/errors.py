@@ -29,11 +29,12 @@ class UsageError(SpecStreamError):
 
 
 def command(main: Callable[[], None]) -> Callable[[], None]:
-    """Wrap a command's ``main``: known errors end in one line on stderr and an exit code."""
+    """Wrap a command's ``main``: errors end in one line on stderr and an exit code."""
 
     @functools.wraps(main)
     def run() -> None:
         try:
+            open_standard_streams()
             main()
             sys.stdout.flush()
         except SpecStreamError as error:
@@ -41,9 +42,23 @@ def command(main: Callable[[], None]) -> Callable[[], None]:
             sys.exit(error.exit_code)
         except KeyboardInterrupt:
             sys.exit(130)
-        except BrokenPipeError:
-            # The reader of our output has gone (`… | head`): nothing more to say, to anyone.
+        except OSError as error:
+            # Of what the system refuses only the output is left here. If its reader has gone
+            # (`… | head`) there is nothing more to say, to anyone.
+            if not isinstance(error, BrokenPipeError):
+                print(f"error: {error.strerror or error}", file=sys.stderr)
+            # What could not be written must not be tried again at exit.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             sys.exit(1)
 
     return run
+
+
+def open_standard_streams() -> None:
+    """Replace streams that the caller closed (``<&-``) by nothing to read and nowhere to write.
+
+    Else the next file that is opened gets descriptor 0, and MLX cannot read weights through that.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode))

@@ -109,6 +109,9 @@ def load(
         )
     except Exception as error:  # likewise, of tokenizers and transformers
         raise SpecStreamError(f"cannot load {folder}: {_first_line(error)}") from error
+    # Long prompts are refused in our words: no warning of transformers' before that.
+    known = getattr(tokenizer, "deprecation_warnings", {})
+    known["sequence-length-is-longer-than-the-specified-maximum"] = True
     arrays = [array for _, array in tree_flatten(model.parameters())]
     computes_in = str(compute or arrays[-1].dtype).removeprefix("mlx.core.")
     model._specstream_loaded = LoadedModel(
@@ -132,7 +135,7 @@ def resolve(name: str) -> Path:
     Raises:
         SpecStreamError: If there is no such folder and the hub has no such model either.
     """
-    path = Path(name).expanduser()
+    path = Path(os.path.expanduser(name))  # Path.expanduser raises where there is no such user
     if path.exists():
         return path
     looks_local = name.startswith((".", "/", "~")) or name.count("/") != 1
@@ -160,7 +163,7 @@ def check_folder(folder: Path) -> dict[str, Any]:
     path = folder / "config.json"
     try:
         config = json.loads(path.read_text())
-    except FileNotFoundError as error:
+    except (FileNotFoundError, NotADirectoryError) as error:
         raise SpecStreamError(f"{folder} is not a model folder: it has no config.json") from error
     except (OSError, ValueError) as error:
         raise SpecStreamError(f"cannot read {path}: {_first_line(error)}") from error
@@ -205,6 +208,6 @@ def _fits(nbytes: int) -> bool:
 
 
 def _first_line(error: Exception) -> str:
-    """The first line of an error's message, for people."""
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__
+    """The first line of an error's message, for people; what it lists is on the next."""
+    lines = [line.strip() for line in str(error).strip().splitlines()] or [type(error).__name__]
+    return " ".join(lines[:2]).rstrip(",") if lines[0].endswith(":") else lines[0]

@@ -16,13 +16,14 @@ import mlx.nn as nn
 import numpy as np
 from mlx_lm.generate import wired_limit
 
+from .decode.evidence import LookupShadow
 from .decode.noise import fresh_seed, seed_key
-from .decode.planner import AutoPlanner, FixedPlanner, LookupShadow, Planner
+from .decode.planner import PLAIN, AutoPlanner, FixedPlanner, Planner
 from .decode.processors import Sampling
 from .decode.text import StopStrings, TextStream
 from .errors import SpecStreamError, UsageError
 from .responses import Figures, GenerationResponse
-from .speculation import Speculation, decoder_for, plan_for
+from .speculation import Speculation, decoder_for, plans_for
 from .streams import StreamHeads
 from .streams.folder import StreamSet, load_folder
 from .target import Target
@@ -67,7 +68,7 @@ class Session:
         self.cache = self.target.make_cache(limit=max_context)
         self.tokens: list[int] = []  # the text; the cache holds the first ``cache.length``
         self._decoder = decoder_for(self.target, streams, speculation)
-        self._plan = plan_for(self._decoder.proposers, speculation)
+        self._plans = plans_for(self._decoder.proposers, speculation)
         self.proposers = [proposer.name for proposer in self._decoder.proposers]
         self._cancelled = threading.Event()
         self._running: object = None  # the generation that the cache belongs to
@@ -213,10 +214,11 @@ class Session:
             report(len(text), len(text))
 
     def _planner(self, text: list[int]) -> Planner:
-        if not self._plan.branches or self.speculation.tree != "auto":
-            return FixedPlanner(self._plan)
-        shadow = LookupShadow(self.speculation.ngram_min, self.speculation.ngram_max)
-        return AutoPlanner(self._plan, self._decoder.clock, shadow, text)
+        if self.speculation.tree != "auto" or not self._plans:
+            return FixedPlanner(self._plans[0] if self._plans else PLAIN)
+        lengths = (self.speculation.ngram_min, self.speculation.ngram_max)
+        shadow = LookupShadow(*lengths, self.streams.table)
+        return AutoPlanner(self._plans, self._decoder.clock, shadow, text)
 
 
 def encode(tokenizer: Any, prompt: str | Sequence[int] | mx.array) -> list[int]:

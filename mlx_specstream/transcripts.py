@@ -31,7 +31,7 @@ def save(conversation: Conversation, model: str, name: str) -> Path:
     Raises:
         SpecStreamError: If it cannot be written, or something else is there.
     """
-    path = Path(name).expanduser().resolve()
+    path = Path(os.path.expanduser(name)).resolve()
     if path.exists():
         try:
             read(str(path))
@@ -73,7 +73,7 @@ def read(name: str) -> tuple[str, list[Message]]:
     Raises:
         SpecStreamError: If there is no such file, or it is not a conversation.
     """
-    path = Path(name).expanduser()
+    path = Path(os.path.expanduser(name))
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:

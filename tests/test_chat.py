@@ -213,6 +213,10 @@ def test_save_does_not_write_over_other_files(talk: Callable[..., Conversation],
             transcripts.save(talk(), "m", str(name))
     with pytest.raises(SpecStreamError, match="cannot save"):
         transcripts.save(talk(), "m", str(tmp_path / "no" / "folder.json"))
+    with pytest.raises(SpecStreamError, match="cannot save"):
+        transcripts.save(talk(), "m", "~nobody-has-this-name/chat.json")
+    with pytest.raises(SpecStreamError, match="cannot read"):
+        transcripts.read("~nobody-has-this-name/chat.json")
     assert notes.read_text() == "mine" and list(tmp_path.iterdir()) == [notes]
 
 
@@ -295,8 +299,9 @@ def test_history_is_kept_where_it_can_be(monkeypatch: pytest.MonkeyPatch, tmp_pa
     kept.append_string("hello")
     assert "hello" in (tmp_path / "new" / "history").read_text()
     (tmp_path / "file").touch()
-    monkeypatch.setenv("MLX_SPECSTREAM_CACHE", str(tmp_path / "file"))
-    assert isinstance(history(), InMemoryHistory)
+    for nowhere in (str(tmp_path / "file"), "~nobody-has-this-name"):
+        monkeypatch.setenv("MLX_SPECSTREAM_CACHE", nowhere)
+        assert isinstance(history(), InMemoryHistory)
 
 
 def test_completion(tmp_path: Path):

@@ -145,6 +145,14 @@ def test_a_wrong_gguf_variable_is_told(source: Path, monkeypatch):
     assert "/none.gguf" in embedded.state()
 
 
+def test_an_unknown_home_is_told(source: Path, monkeypatch):
+    monkeypatch.setenv("MLX_SPECSTREAM_CACHE", "~nobody-has-this-name/cache")
+    assert "set MLX_SPECSTREAM_CACHE" in fails_in_one_line()
+    assert "set MLX_SPECSTREAM_CACHE" in embedded.state()
+    monkeypatch.setenv("MLX_SPECSTREAM_GGUF", "~nobody-has-this-name/x.gguf")
+    assert "not a file" in fails_in_one_line()
+
+
 def test_a_truncated_gguf_is_refused_and_leaves_nothing(source: Path, tmp_path: Path):
     truncate(source)
     assert "truncated" in fails_in_one_line()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from pathlib import Path
 
 import mlx.core as mx
@@ -68,6 +69,7 @@ def test_dtype_chooses_what_the_model_computes_in(folder, dtype):
 
 def test_a_missing_folder(tmp_path):
     assert "no model folder" in refused(tmp_path / "absent")
+    assert "no model folder" in refused("~nobody-has-this-name/model")
 
 
 def test_a_hub_id_that_cannot_be_fetched(monkeypatch):
@@ -85,6 +87,8 @@ def test_a_hub_id_loads_from_its_snapshot(folder, monkeypatch):
 
 def test_a_folder_without_configuration(tmp_path):
     assert "no config.json" in refused(tmp_path)
+    (tmp_path / "a.gguf").write_bytes(b"GGUF")
+    assert "is not a model folder" in refused(tmp_path / "a.gguf")
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"vocab_size": 3}', '{"model_type": 7}'])
@@ -110,9 +114,10 @@ def test_a_missing_shard(folder):
 def test_a_missing_tensor(folder):
     file = folder / "model-00001-of-00002.safetensors"
     weights = mx.load(str(file))
-    weights.pop(next(iter(weights)))
+    name = min(weights)
+    weights.pop(name)
     mx.save_safetensors(str(file), weights)
-    assert "cannot load" in refused(folder)
+    assert refused(folder).endswith(f"Missing 1 parameters: {name}.")
 
 
 def test_no_weights_at_all(folder):
@@ -142,6 +147,15 @@ def test_a_missing_tokenizer(folder):
 def test_a_damaged_tokenizer(folder):
     (folder / "tokenizer.json").write_text('{"version": 1}')
     assert "cannot load" in refused(folder)
+
+
+def test_a_long_text_makes_no_warning_of_transformers(folder, caplog):
+    config = folder / "tokenizer_config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"model_max_length": 8}))
+    tokenizer = load(folder)[1]
+    logging.getLogger("transformers.tokenization_utils_base").addHandler(caplog.handler)
+    assert len(tokenizer.encode("word " * 20)) > tokenizer.model_max_length == 8
+    assert caplog.records == []
 
 
 def test_an_unknown_dtype_is_a_usage_error(folder):

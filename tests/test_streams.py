@@ -109,6 +109,17 @@ def test_untrained_linear_heads_propose_what_the_head_says_of_the_hidden_state(n
     assert proposed == [int(said.argmax())] * 3
 
 
+@pytest.mark.parametrize("name", ["grouped", "quantized"])
+def test_linear_heads_are_exactly_what_the_medusa_layout_says(name):
+    streams, cache = streams_of(name, "linear"), filled(target_of(name), text_of(21))
+    output = run_tree(streams, cache, [1, 2, 3], TreeLayout.chain(2))
+    h = np.array(output.hidden, dtype=np.float64)[2]
+    weight, bias = (np.array(p, dtype=np.float64) for p in (streams.weight, streams.bias))
+    inner = weight @ h + bias
+    expected = h + inner / (1 + np.exp(-inner))  # SiLU
+    assert np.abs(drafted(streams, cache, output, 2, root=3) - expected).max() < 1e-4
+
+
 def propose(streams, output, root: int, parents, ranks, sampling=None, noise=None) -> list[int]:
     branch = Branch("streams", tuple(parents), tuple(ranks))
     history = mx.array([0, root, 0, 0], dtype=mx.int32)

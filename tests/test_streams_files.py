@@ -176,12 +176,17 @@ def test_a_half_precision_model_and_itself_loaded_in_float32_have_one_fingerprin
 
 
 @pytest.mark.parametrize("name", sorted({*TINY} - {"mistral"}))
-def test_one_changed_number_changes_no_other_part_of_the_identity(name):
+@pytest.mark.parametrize("where", ["embedding", "first", "last"])
+def test_one_changed_matrix_changes_no_other_part_of_the_identity(name, where):
     model = TINY[name]()
     before = identify(Target.of(model))
-    norm = model.layers[0].self_attn.o_proj
-    part = "scales" if "scales" in norm else "weight"
-    norm[part] = norm[part] * 1.5
+    matrix = {
+        "embedding": model.model.embed_tokens,
+        "first": model.layers[0].self_attn.o_proj,
+        "last": model.layers[-1].mlp.down_proj,
+    }[where]
+    part = "scales" if "scales" in matrix else "weight"
+    matrix[part] = matrix[part] * 1.5
     after = identify(Target.of(model))
     assert after.weights != before.weights
     assert replace(after, weights=before.weights) == before

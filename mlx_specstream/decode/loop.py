@@ -24,9 +24,10 @@ from ..errors import UsageError
 from ..streams.heads import StreamHeads
 from ..target import Target, TreeCache
 from ..target.cache import extent, move_rows
+from .evidence import PassClock
 from .noise import gumbel_rows
 from .plan import TreePlan
-from .planner import PassClock, Planner
+from .planner import Planner
 from .processors import Sampling, choose, penalised, rows_of_noise
 from .proposers import Context, Proposer, StreamProposer
 from .verify import accept

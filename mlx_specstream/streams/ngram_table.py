@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import mlx.core as mx
 import numpy as np
@@ -64,6 +65,22 @@ class NgramTable:
             chain, found = mx.where(known, here, chain), found | known
         return chain, found
 
+    def next_token(self, recent: Sequence[int]) -> int | None:
+        """The token after a text, on the host: what ``lookup`` says first, None if nothing."""
+        marks, chains = self._on_host
+        for order in ORDERS:
+            if order <= len(recent):
+                place, mark = hash_of(recent[-order:])
+                bucket = place & (len(marks) - 1)
+                slots = np.flatnonzero(marks[bucket] == mark)
+                if len(slots):
+                    return int(chains[bucket, slots[0]])
+        return None
+
+    @cached_property
+    def _on_host(self) -> tuple[np.ndarray, np.ndarray]:
+        return np.array(self.marks), np.array(self.chains[..., 0])
+
     @classmethod
     def build(cls, texts: Iterable[Sequence[int]], vocab_size: int, depth: int = 4) -> NgramTable:
         """Count texts (lists of token ids) and pack what they say.
@@ -94,6 +111,16 @@ def hashes(contexts: mx.array) -> tuple[mx.array, mx.array]:
     mark = (place * mx.array(0xC2B2AE35, mx.uint32)) >> 16
     place = place ^ (place >> 13)
     return place, mx.maximum(mark, 1).astype(mx.uint16)
+
+
+def hash_of(context: Sequence[int]) -> tuple[int, int]:
+    """``hashes`` of one context, on the host."""
+    place = 0x9E3779B1 * len(context) & 0xFFFFFFFF
+    for token in context:
+        place = (place ^ token) * 0x85EBCA6B & 0xFFFFFFFF
+        place ^= place >> 15
+    mark = (place * 0xC2B2AE35 & 0xFFFFFFFF) >> 16
+    return place ^ (place >> 13), max(mark, 1)
 
 
 def most_frequent(texts: Iterable[Sequence[int]]) -> dict[int, dict[tuple[int, ...], int]]:

@@ -19,11 +19,11 @@ class TableProposer:
     """
 
     name = "table"
+    max_depth = None
     scratch_rows = 0
 
     def __init__(self, table: NgramTable):
         self.table = table
-        self.max_depth: int | None = table.depth
 
     def start(self, target: Target) -> tuple[mx.array, ...]:
         return ()
@@ -32,6 +32,9 @@ class TableProposer:
         places = context.length + 1 - len(ORDERS) + mx.arange(len(ORDERS))
         recent = mx.where(places >= 0, context.history[mx.maximum(places, 0)], -1)
         chain, found = self.table.lookup(recent)
+        while chain.size < len(branch):  # what follows the chain's own end
+            last = mx.concatenate([recent, chain])[-len(ORDERS) :]
+            chain = mx.concatenate([chain, self.table.lookup(last)[0]])
         valid = mx.broadcast_to(found, (len(branch),))
         return Proposals(chain[: len(branch)], valid, context.kv)
 
