@@ -57,7 +57,7 @@ class Runner:
         return ids, last - first, 1.0
 
     def ours(self, tokens: list[int], speculation: Speculation) -> tuple[list[int], float, float]:
-        session = Session(self.model, self.tokenizer, speculation=speculation)
+        session = Session(self.model, self.tokenizer, None, speculation)
         ids, first, last, per_pass = [], 0.0, 0.0, 1.0
         for response in session.stream(tokens, max_tokens=self.max_tokens):
             ids.append(response.token)

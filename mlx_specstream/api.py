@@ -28,7 +28,7 @@ def stream_generate(
     prompt: str | Sequence[int] | mx.array,
     max_tokens: int = 256,
     *,
-    streams: StreamSet | StreamHeads | str | Path | None = None,
+    streams: StreamSet | StreamHeads | str | Path | None = "auto",
     speculation: bool = True,
     stop: Sequence[str] = (),
     max_kv_size: int | None = None,
@@ -43,7 +43,8 @@ def stream_generate(
         tokenizer: Its tokenizer.
         prompt: Text or token ids; a chat is put through ``tokenizer.apply_chat_template`` first.
         max_tokens: Most tokens to generate; -1 for as many as the context holds.
-        streams: Stream heads made for the model, or a streams folder.
+        streams: A streams folder made for the model, heads, or None; ``"auto"`` takes what comes
+            with the project for the embedded default model.
         speculation: False decodes plainly; the text is the same.
         stop: Strings that end the text (or one); they are not part of it.
         max_kv_size: Most tokens of text in the cache; a longer prompt is refused.

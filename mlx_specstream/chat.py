@@ -20,8 +20,6 @@ from collections.abc import Sequence
 from . import chat_commands, loading, options
 from .conversation import Conversation
 from .errors import SpecStreamError, command
-from .streams.folder import load_folder
-from .target import Target
 
 DEFAULT_MAX_TOKENS = 1024
 
@@ -116,13 +114,14 @@ def answer_line(conversation: Conversation, text: str) -> None:
         print(flush=True)
 
 
-def first_line(description: str, streams: str | None, speculation: bool) -> Sequence[str]:
+def first_line(description: str, conversation: Conversation) -> Sequence[str]:
     """What is loaded: model, form and memory, device, what proposes."""
     import mlx.core as mx
 
     device = "CPU" if mx.default_device() == mx.cpu else "GPU"
-    proposers = f"n-gram lookup, streams {streams}" if streams else "n-gram lookup"
-    return [description, device, proposers if speculation else "no speculation"]
+    names = {"ngram": "n-gram lookup", "table": "n-gram table", "streams": "streams"}
+    proposers = ", ".join(names[name] for name in conversation.proposers)
+    return [description, device, proposers or "no speculation"]
 
 
 @command
@@ -132,13 +131,10 @@ def main() -> None:
     args = arguments()
     sampling, speculation = options.sampling_from(args), options.speculation_from(args)
     model, tokenizer = options.load_from(args)
-    streams = None
-    if args.streams is not None:
-        streams = load_folder(args.streams, Target.of(model), tokenizer)
     conversation = Conversation(
         model,
         tokenizer,
-        streams,
+        None if args.streams == "none" else args.streams,
         speculation,
         sampling,
         system=None if args.system_prompt is None else options.clean(args.system_prompt),
@@ -148,7 +144,7 @@ def main() -> None:
         template_config=args.chat_template_config,
     )
     name = loading.description(model).partition(" · ")[0]
-    facts = first_line(loading.description(model), args.streams, speculation.enabled)
+    facts = first_line(loading.description(model), conversation)
     if sys.stdin.isatty() and sys.stdout.isatty():
         from .chat_terminal import Terminal
 

@@ -68,7 +68,7 @@ class Conversation:
     Args:
         model: The model.
         tokenizer: Its tokenizer.
-        streams: What was trained for the model, or None.
+        streams: As for ``Session``.
         speculation: What to propose.
         sampling: How tokens are chosen.
         system: System message, or None.
@@ -82,7 +82,7 @@ class Conversation:
         self,
         model: nn.Module,
         tokenizer: Any,
-        streams: StreamSet | None = None,
+        streams: StreamSet | str | None = "auto",
         speculation: Speculation = Speculation(),
         sampling: Sampling = Sampling(),
         system: str | None = None,
@@ -101,8 +101,11 @@ class Conversation:
         self.answer: Answer | None = None
         self._prefill_step = prefill_step
         self._template_config = template_config or {}
-        self._new_session = lambda: Session(model, tokenizer, streams, speculation, max_context)
-        self.session = self._new_session()
+        first = Session(model, tokenizer, streams, speculation, max_context)
+        self._new_session = lambda: Session(
+            model, tokenizer, first.streams, speculation, max_context
+        )
+        self.session = first
         self.proposers = self.session.proposers
         self._cancelled = False
 

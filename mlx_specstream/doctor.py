@@ -10,9 +10,8 @@ import platform
 import shutil
 import sys
 from collections.abc import Callable
-from pathlib import Path
 
-from mlx_specstream import accelerate, embedded
+from mlx_specstream import accelerate, embedded, shipped
 from mlx_specstream.errors import command
 
 _PACKAGES = ("mlx-specstream", "mlx", "mlx-lm", "numpy", "transformers", "tokenizers")
@@ -72,14 +71,7 @@ def compiler() -> str:
 
 def streams() -> str:
     """The stream weights found beside the package or in the repository."""
-    here = Path(__file__).parent
-    folders = [
-        str(config.parent)
-        for root in (here / "weights", here.parent / "weights")
-        for config in sorted(root.glob("*/config.json"))
-        if (config.parent / "streams.safetensors").is_file()
-    ]
-    return ", ".join(folders) or "none found"
+    return ", ".join(map(str, shipped.folders())) or "none found"
 
 
 def cost_curve() -> str:

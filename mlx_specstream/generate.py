@@ -163,7 +163,8 @@ def main() -> None:
     sampling, speculation = options.sampling_from(args), options.speculation_from(args)
     text = read_prompt(args)
     model, tokenizer = options.load_from(args)
-    session = Session(model, tokenizer, args.streams, speculation, args.max_kv_size)
+    streams = None if args.streams == "none" else args.streams
+    session = Session(model, tokenizer, streams, speculation, args.max_kv_size)
     responses = session.stream(
         templated(tokenizer, text, args),
         args.max_tokens,

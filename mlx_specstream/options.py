@@ -46,7 +46,12 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
         "--model", help="model folder or hub id (default: the embedded default model)"
     )
     group.add_argument("--adapter-path", help="LoRA adapters, as mlx-lm trains them")
-    group.add_argument("--streams", metavar="FOLDER", help="stream weights made for the model")
+    group.add_argument(
+        "--streams",
+        metavar="FOLDER",
+        default="auto",
+        help="streams made for the model; none for none (default: what comes with the project)",
+    )
     group.add_argument(
         "--dtype",
         choices=DTYPES,

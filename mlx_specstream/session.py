@@ -23,6 +23,7 @@ from .decode.processors import Sampling
 from .decode.text import StopStrings, TextStream
 from .errors import SpecStreamError, UsageError
 from .responses import Figures, GenerationResponse
+from .shipped import streams_for
 from .speculation import Speculation, decoder_for, plans_for
 from .streams import StreamHeads
 from .streams.folder import StreamSet, load_folder
@@ -40,7 +41,8 @@ class Session:
     Args:
         model: An mlx-lm model of a supported family.
         tokenizer: Its tokenizer.
-        streams: What was trained for the model: a streams folder, heads, or None.
+        streams: What was trained for the model: a streams folder, heads, or None; ``"auto"`` takes
+            what comes with the project for the embedded default model.
         speculation: What to propose.
         max_context: Most tokens of text, at most the model's own context.
 
@@ -52,14 +54,16 @@ class Session:
         self,
         model: nn.Module,
         tokenizer: Any,
-        streams: StreamSet | StreamHeads | str | Path | None = None,
+        streams: StreamSet | StreamHeads | str | Path | None = "auto",
         speculation: Speculation = Speculation(),
         max_context: int | None = None,
     ):
         self.model = model
         self.tokenizer = tokenizer
         self.target = Target.of(model)
-        if isinstance(streams, (str, Path)):
+        if streams == "auto":
+            streams = streams_for(model, tokenizer)
+        elif isinstance(streams, (str, Path)):
             streams = load_folder(streams, self.target, tokenizer)
         elif not isinstance(streams, StreamSet):
             streams = StreamSet(heads=streams)

@@ -26,10 +26,12 @@ from .errors import SpecStreamError, command
 from .streams import StreamsConfig, make_streams
 from .streams.config import METHODS, MODES
 from .streams.files import identify, tokenizer_hash
+from .streams.folder import save_table
+from .streams.ngram_table import NgramTable
 from .target import Target
 from .train_progress import progress_bar
 from .training import trainer as training
-from .training.corpus import Corpus, from_answers
+from .training.corpus import Corpus, answers, from_answers
 from .training.trunk import TrunkCache
 
 TIMED_STEPS = 4  # to find out how many steps fit the minutes
@@ -71,6 +73,10 @@ def arguments() -> argparse.Namespace:
         parser.add_argument(
             f"--{name}", type=options.positive, default=default, help=f"{text} ({default})"
         )
+    parser.add_argument(
+        "--table-depth", type=options.positive, default=4, help="tokens of the table's chains (4)"
+    )
+    parser.add_argument("--table-only", action="store_true", help="count the table, train nothing")
     parser.add_argument("--learning-rate", type=float, help="at its highest (default: 1e-3)")
     parser.add_argument("--train-seed", type=int, default=plan.seed, help="of the choice of texts")
     options.add_model_options(parser)
@@ -112,6 +118,12 @@ def build_trunk(trunk: TrunkCache, console: Console) -> None:
         trunk.build(report)
 
 
+def write_table(corpus: Corpus, target: Target, args: argparse.Namespace) -> None:
+    """Count the corpus's answers into the n-gram table that goes with the streams."""
+    table = NgramTable.build(answers(corpus), target.vocab_size, args.table_depth)
+    save_table(args.out, table, target.vocab_size, corpus.tokenizer)
+
+
 def steps_for(trainer: training.Trainer, minutes: float) -> int:
     """How many steps fit into some minutes, by a few timed steps that are then undone."""
     before = tree_map(mx.array, trainer.heads.parameters())
@@ -138,6 +150,10 @@ def main() -> None:
     console.print(
         f"{loading.description(model)}\n{len(corpus)} texts, {corpus.answer_tokens} answer tokens"
     )
+    if args.table_only:
+        write_table(corpus, target, args)
+        console.print(f"wrote {args.out}")
+        return
     layers = args.layers if args.method == "attention" else 0
     cache = args.cache or embedded.cache_dir() / "trunk"
     trunk = TrunkCache(cache, target, corpus, layers)
@@ -185,6 +201,7 @@ def main() -> None:
             ),
             validated=lambda quality: console.print(f"step {trainer.progress.step}: {quality}"),
         )
+    write_table(corpus, target, args)
     console.print(
         f"wrote {args.out}: {trainer.progress.best:.2f} tokens per pass expected of a top-4 tree"
     )

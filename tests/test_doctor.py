@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from mlx_specstream import accelerate, doctor, embedded
+from mlx_specstream import accelerate, doctor, embedded, shipped
 from mlx_specstream.accelerate import Status
 
 ROOT = Path(doctor.__file__).parent.parent
@@ -85,7 +85,7 @@ def test_compiler_row_tells_none_and_a_broken_one(tmp_path: Path):
 
 
 def test_streams_and_cost_curves_are_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(doctor, "__file__", str(tmp_path / "package" / "doctor.py"))
+    monkeypatch.setattr(shipped, "__file__", str(tmp_path / "package" / "shipped.py"))
     assert doctor.streams() == "none found"
     for name in ("complete", "without-weights"):
         folder = tmp_path / "weights" / name

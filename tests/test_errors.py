@@ -19,6 +19,7 @@ def shell(redirections: str) -> tuple[int, str, str]:
     """Runs a command with the shell's redirections; returns exit code, stdout, stderr."""
     process = subprocess.run(
         ["sh", "-c", f'exec "$0" -c "$1" {redirections}', sys.executable, SAY],
+        check=False,
         capture_output=True,
         text=True,
         timeout=60,

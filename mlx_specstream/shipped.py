@@ -1,0 +1,45 @@
+"""Trained streams that come with the project (``weights/``), by the model they were trained for."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+from . import embedded
+from .errors import SpecStreamError
+from .streams.folder import TABLE_FILE, StreamSet, load_folder
+from .target import Target
+
+NAMES = {embedded.NAME: "smollm2-135m-instruct"}
+
+
+def folders() -> list[Path]:
+    """The streams folders beside the package or in the repository."""
+    here = Path(__file__).parent
+    return [
+        folder
+        for root in (here / "weights", here.parent / "weights")
+        for folder in sorted(root.glob("*"))
+        if (folder / "streams.safetensors").is_file() or (folder / TABLE_FILE).is_file()
+    ]
+
+
+def streams_for(model: Any, tokenizer: Any) -> StreamSet:
+    """What comes with the project for a model that ``load`` returned; mostly nothing.
+
+    Loaded once and kept with the target. Never fails: streams that cannot be used are left out
+    with a warning, since the text is the same without them.
+    """
+    target = Target.of(model)
+    if "shipped" not in target.compiled:
+        name = NAMES.get(getattr(getattr(model, "_specstream_loaded", None), "name", ""))
+        found = StreamSet()
+        for folder in folders():
+            if folder.name == name:
+                try:
+                    found = load_folder(folder, target, tokenizer)
+                except SpecStreamError as error:
+                    warnings.warn(f"going on without streams: {error}", stacklevel=2)
+        target.compiled["shipped"] = found
+    return target.compiled["shipped"]
