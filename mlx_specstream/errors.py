@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import sys
+import warnings
 from collections.abc import Callable
 
 
@@ -33,6 +34,7 @@ def command(main: Callable[[], None]) -> Callable[[], None]:
 
     @functools.wraps(main)
     def run() -> None:
+        warnings.showwarning = _one_line  # type: ignore[assignment]
         try:
             open_standard_streams()
             main()
@@ -62,3 +64,8 @@ def open_standard_streams() -> None:
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), mode))
+
+
+def _one_line(message: Warning | str, *where: object) -> None:
+    """A warning as a command shows it: without the source line."""
+    print(f"warning: {message}", file=sys.stderr)

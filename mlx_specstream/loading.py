@@ -15,7 +15,7 @@ from mlx.utils import tree_flatten
 from mlx_lm import utils as mlx_lm_utils
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
-from . import accelerate, embedded
+from . import embedded
 from .errors import SpecStreamError, UsageError
 from .target.families import FAMILIES, unsupported
 
@@ -65,8 +65,8 @@ def load(
         adapter_path: LoRA adapters as mlx-lm trains them.
         dtype: ``"float32"``, ``"float16"`` or ``"bfloat16"``; by default float32 on the CPU and
             the checkpoint's own elsewhere.
-        dequantize: Expand quantized matrices to ``dtype``: same values, same text, more memory.
-            By default only on the CPU with OpenBLAS, where that is faster, and if it fits.
+        dequantize: Expand quantized matrices to ``dtype``: more memory, and in float32 the same
+            values and text. By default only on the CPU, where that is faster, and if it fits.
         progress: Show progress on stderr when the default model is made.
 
     Returns:
@@ -96,8 +96,8 @@ def load(
     compute = DTYPES[dtype] if dtype else (mx.float32 if on_cpu else None)
     bits = (config.get("quantization") or {}).get("bits")
     if dequantize is None:
-        fast_here = on_cpu and accelerate.status().loaded and compute == mx.float32
-        dequantize = bool(bits) and fast_here and _fits(expanded_bytes(model))
+        # With OpenBLAS or without, in any dtype: MLX's quantized CPU kernels are the slower ones.
+        dequantize = bool(bits) and on_cpu and _fits(expanded_bytes(model))
     if compute is not None:
         model.set_dtype(compute)
     if dequantize and bits:

@@ -60,7 +60,7 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--dequantize",
         action=argparse.BooleanOptionalAction,
-        help="expand quantized matrices: same values, same text, more memory "
+        help="expand quantized matrices: more memory, in float32 the same values and text "
         "(default: where that is faster)",
     )
     group.add_argument(

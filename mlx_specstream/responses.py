@@ -20,7 +20,7 @@ class GenerationResponse:
         logprobs: Log-probabilities it was chosen from, ``(vocabulary,)``.
         from_draft: Whether it was proposed (and accepted).
         prompt_tokens: Tokens of the prompt.
-        prompt_tps: Prompt tokens per second until the first token.
+        prompt_tps: Prompt tokens computed per second, until the first token.
         generation_tokens: Tokens generated so far.
         generation_tps: Tokens per second after the first pass.
         peak_memory: Peak memory of the process so far, in GB.
@@ -90,7 +90,7 @@ class Figures:
             logprobs=scores - mx.logsumexp(scores),
             from_draft=owner is not None,
             prompt_tokens=self.prompt_tokens,
-            prompt_tps=self.prompt_tokens / (self.first_read - self.began),
+            prompt_tps=(self.prompt_tokens - self.cached_tokens) / (self.first_read - self.began),
             generation_tokens=self.generated,
             generation_tps=later / (self.now - self.first_read) if later else 0.0,
             peak_memory=mx.get_peak_memory() / 1e9,

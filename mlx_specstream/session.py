@@ -23,10 +23,10 @@ from .decode.processors import Sampling
 from .decode.text import StopStrings, TextStream
 from .errors import SpecStreamError, UsageError
 from .responses import Figures, GenerationResponse
-from .shipped import streams_for
+from .shipped import streams_for, streams_in
 from .speculation import Speculation, decoder_for, plans_for
 from .streams import StreamHeads
-from .streams.folder import StreamSet, load_folder
+from .streams.folder import StreamSet
 from .target import Target
 
 PREFILL_STEP = 512
@@ -64,7 +64,7 @@ class Session:
         if streams == "auto":
             streams = streams_for(model, tokenizer)
         elif isinstance(streams, (str, Path)):
-            streams = load_folder(streams, self.target, tokenizer)
+            streams = streams_in(streams, self.target, tokenizer)
         elif not isinstance(streams, StreamSet):
             streams = StreamSet(heads=streams)
         self.streams = streams

@@ -1,4 +1,4 @@
-"""Trained streams that come with the project (``weights/``), by the model they were trained for."""
+"""Which streams go with a model: those that come with the project, or those of a folder."""
 
 from __future__ import annotations
 
@@ -25,6 +25,20 @@ def folders() -> list[Path]:
     ]
 
 
+def streams_in(folder: str | Path, target: Target, tokenizer: Any) -> StreamSet:
+    """What a streams folder holds, loaded once while its files stay as they are.
+
+    Raises:
+        SpecStreamError: If it cannot be used with the target.
+    """
+    place = Path(folder).expanduser().resolve()
+    files = sorted(place.glob("*.safetensors"))
+    key = (place, tuple((file.name, file.stat().st_mtime_ns) for file in files))
+    if key not in target.compiled:
+        target.compiled[key] = load_folder(place, target, tokenizer)
+    return target.compiled[key]
+
+
 def streams_for(model: Any, tokenizer: Any) -> StreamSet:
     """What comes with the project for a model that ``load`` returned; mostly nothing.
 
@@ -38,7 +52,7 @@ def streams_for(model: Any, tokenizer: Any) -> StreamSet:
         for folder in folders():
             if folder.name == name:
                 try:
-                    found = load_folder(folder, target, tokenizer)
+                    found = streams_in(folder, target, tokenizer)
                 except SpecStreamError as error:
                     warnings.warn(f"going on without streams: {error}", stacklevel=2)
         target.compiled["shipped"] = found

@@ -64,7 +64,8 @@ def arguments() -> argparse.Namespace:
         "rank": (config.rank, "rank of the adapters"),
         "correction-rank": (config.correction_rank, "rank of the token-conditioned correction"),
         "draft-vocab": (8192, "tokens that streams may propose: the most frequent"),
-        "texts": (plan.texts, "texts of a step"),
+        "texts": (plan.texts, "texts computed together"),
+        "accumulate": (plan.accumulate, "how often that is done in a step"),
         "anchors": (plan.anchors, "positions of each text"),
         "held-out": (plan.held_out, "texts to validate with"),
         "validate-every": (plan.validate_every, "steps between validations"),
@@ -171,6 +172,7 @@ def main() -> None:
     plan = training.Plan(
         steps=args.steps or 1,
         texts=args.texts,
+        accumulate=args.accumulate,
         anchors=args.anchors,
         learning_rate=args.learning_rate or LEARNING_RATES[args.method],
         validate_every=args.validate_every,
@@ -189,7 +191,7 @@ def main() -> None:
     trainer = trainer_for(steps)
     if trainer.resume():
         console.print(f"going on from step {trainer.progress.step} of {steps}")
-    console.print(f"{steps} steps of {plan.texts} × {plan.anchors} anchors")
+    console.print(f"{steps} steps of {plan.accumulate} × {plan.texts} × {plan.anchors} anchors")
     with progress_bar(console, "{task.fields[loss]}") as bar:
         task = bar.add_task("training", total=steps, loss="")
         trainer.run(

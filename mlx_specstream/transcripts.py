@@ -31,8 +31,13 @@ def save(conversation: Conversation, model: str, name: str) -> Path:
     Raises:
         SpecStreamError: If it cannot be written, or something else is there.
     """
-    path = Path(os.path.expanduser(name)).resolve()
-    if path.exists():
+    try:
+        path = Path(os.path.expanduser(name)).resolve()
+        taken = path.exists()
+    except (OSError, ValueError) as error:  # a name too long, or with a NUL in it
+        reason = getattr(error, "strerror", None) or error
+        raise SpecStreamError(f"cannot save to {name[:40]}: {reason}") from error
+    if taken:
         try:
             read(str(path))
         except SpecStreamError as error:

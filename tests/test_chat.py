@@ -215,6 +215,9 @@ def test_save_does_not_write_over_other_files(talk: Callable[..., Conversation],
         transcripts.save(talk(), "m", str(tmp_path / "no" / "folder.json"))
     with pytest.raises(SpecStreamError, match="cannot save"):
         transcripts.save(talk(), "m", "~nobody-has-this-name/chat.json")
+    for name in ("x" * 300, "a\0b"):
+        with pytest.raises(SpecStreamError, match="cannot save to"):
+            transcripts.save(talk(), "m", name)
     with pytest.raises(SpecStreamError, match="cannot read"):
         transcripts.read("~nobody-has-this-name/chat.json")
     assert notes.read_text() == "mine" and list(tmp_path.iterdir()) == [notes]

@@ -7,11 +7,13 @@ import logging
 from pathlib import Path
 
 import mlx.core as mx
+import mlx.nn as nn
 import pytest
 from mlx.utils import tree_flatten
+from mlx_lm.models import llama
 from tiny import TINY
 
-from mlx_specstream import SpecStreamError, UsageError, load, loading
+from mlx_specstream import SpecStreamError, UsageError, accelerate, load, loading
 from mlx_specstream.target import Target
 
 CONFIG = {
@@ -23,8 +25,6 @@ CONFIG = {
 @pytest.fixture
 def folder(tmp_path: Path, embedded_model: Path) -> Path:
     """A tiny model's folder with a real tokenizer, in two shards."""
-    from mlx_lm.models import llama
-
     model = llama.Model(llama.ModelArgs.from_dict(CONFIG))
     weights = dict(tree_flatten(model.parameters()))
     names = sorted(weights)
@@ -65,6 +65,24 @@ def test_dtype_chooses_what_the_model_computes_in(folder, dtype):
     model, _ = load(folder, dtype=dtype)
     assert str(model.model.norm.weight.dtype) == f"mlx.core.{dtype}"
     assert str(Target.of(model).make_cache().kv[0].dtype) == f"mlx.core.{dtype}"
+
+
+@pytest.mark.parametrize("dtype", [None, "bfloat16"])
+def test_on_the_cpu_a_quantized_model_is_expanded_if_it_fits(folder, monkeypatch, dtype):
+    def packed(**options) -> bool:
+        return "scales" in load(folder, dtype=dtype, **options)[0].layers[0].mlp.up_proj
+
+    model = llama.Model(llama.ModelArgs.from_dict(CONFIG))
+    nn.quantize(model, group_size=32, bits=4)
+    for shard in folder.glob("model*"):
+        shard.unlink()
+    mx.save_safetensors(str(folder / "model.safetensors"), dict(tree_flatten(model.parameters())))
+    configure(folder, quantization={"group_size": 32, "bits": 4})
+    monkeypatch.setattr(mx, "default_device", lambda: mx.cpu)
+    monkeypatch.setattr(accelerate, "_status", accelerate.Status(False, None, "off", None))
+    assert not packed() and packed(dequantize=False)
+    monkeypatch.setattr(loading, "_fits", lambda nbytes: False)
+    assert packed() and not packed(dequantize=True)
 
 
 def test_a_missing_folder(tmp_path):

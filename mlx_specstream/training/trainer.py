@@ -41,7 +41,8 @@ class Plan:
 
     Args:
         steps: Steps of the optimizer in all.
-        texts: Texts of a step; gradients are accumulated over them.
+        texts: Texts computed together.
+        accumulate: How often that is done in a step; the gradients are averaged.
         anchors: Anchors of a text.
         learning_rate: At its highest.
         warm_up: Steps until it is reached; from then on it falls to nothing, along a cosine.
@@ -55,6 +56,7 @@ class Plan:
 
     steps: int = 2000
     texts: int = 4
+    accumulate: int = 1
     anchors: int = 32
     learning_rate: float = 1e-3
     warm_up: int = 50
@@ -189,21 +191,21 @@ class Trainer:
         """
         plan, number = self.plan, self.progress.step
         chance = np.random.default_rng([plan.seed, number])
-        chosen = chance.choice(self.train, min(plan.texts, len(self.train)), replace=False)
         total, grads, count = 0.0, None, 0
-        for text_number in chosen.tolist():
-            anchors = self._draw(text_number, chance)
-            loss, grad = self._loss_and_grad(text_number, anchors)
+        for _ in range(plan.accumulate):
+            chosen = chance.choice(self.train, min(plan.texts, len(self.train)), replace=False)
+            batch = [(n, self._draw(n, chance)) for n in chosen.tolist()]
+            loss, grad = self._loss_and_grad(batch)
             mx.eval(loss, grad)
             total += loss.item()
             grads = grad if grads is None else tree_map(mx.add, grads, grad)
-            count += len(anchors)
+            count += sum(len(anchors) for _, anchors in batch)
         if not math.isfinite(total):
             raise SpecStreamError(
                 f"the loss is {total} at step {number}: lower --learning-rate and run the command "
                 "again, it resumes from the last checkpoint"
             )
-        scale = 1 / len(chosen)
+        scale = 1 / plan.accumulate
         grads, _ = clip_grad_norm(tree_map(lambda g: g * scale, grads), plan.clip)
         self.optimizer.learning_rate = plan.rate(number)
         self.optimizer.update(self.heads, grads)
@@ -295,18 +297,26 @@ class Trainer:
         count = min(self.plan.anchors, len(every))
         return np.sort(chance.choice(np.array(every), count, replace=False))
 
-    def _loss(self, number: int, anchors: np.ndarray) -> mx.array:
-        """Mean cross-entropy of the streams' predictions that the draft vocabulary holds."""
-        text, gamma = self.trunk.corpus.texts[number], self.heads.config.gamma
-        places = anchors[:, None] + 1 + np.arange(gamma + 1)
-        inside = places < len(text.tokens)
-        ahead = text.tokens[np.minimum(places, len(text.tokens) - 1)]
-        labels = np.where(inside[:, 1:], self._draft_index[ahead[:, 1:]], -1)
-        states = self.trunk.read(number)
-        hidden = stream_hidden(self.heads, states, text.anchors.start, text.tokens, anchors)
-        scores = draft_scores(self.heads, hidden, mx.array(ahead[:, :-1]))
-        known = mx.array(labels >= 0)
-        losses = nn.losses.cross_entropy(scores, mx.array(np.maximum(labels, 0)))
+    def _loss(self, batch: list[tuple[int, np.ndarray]]) -> mx.array:
+        """Mean cross-entropy of the predictions at some anchors of some texts.
+
+        What the draft vocabulary does not hold cannot be predicted and does not count.
+        """
+        gamma, hidden, before, labels = self.heads.config.gamma, [], [], []
+        for number, anchors in batch:
+            text = self.trunk.corpus.texts[number]
+            places = anchors[:, None] + 1 + np.arange(gamma + 1)
+            inside = places < len(text.tokens)
+            ahead = text.tokens[np.minimum(places, len(text.tokens) - 1)]
+            before.append(ahead[:, :-1])
+            labels.append(np.where(inside[:, 1:], self._draft_index[ahead[:, 1:]], -1))
+            states = self.trunk.read(number, self.heads.config.method == "linear")
+            first = text.anchors.start
+            hidden.append(stream_hidden(self.heads, states, first, text.tokens, anchors))
+        target = np.concatenate(labels)
+        scores = draft_scores(self.heads, mx.concatenate(hidden), mx.array(np.concatenate(before)))
+        known = mx.array(target >= 0)
+        losses = nn.losses.cross_entropy(scores, mx.array(np.maximum(target, 0)))
         return mx.sum(mx.where(known, losses, 0.0)) / mx.maximum(mx.sum(known), 1)
 
     def _index(self) -> np.ndarray:

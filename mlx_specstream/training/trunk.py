@@ -144,8 +144,8 @@ class TrunkCache:
         top = [array[0, :, :count] for array in output.kv[2 * split :]]
         return TrunkStates(output.hidden[at], output.tap[at], mx.stack(top))
 
-    def read(self, number: int) -> TrunkStates:
-        """The states of one text, in the target's dtype."""
+    def read(self, number: int, final_only: bool = False) -> TrunkStates:
+        """The states of one text in the target's dtype, or its final hidden states alone."""
         shard, index = divmod(number, SHARD)
         if shard not in self._open:
             self._open[shard] = safe_open(self._file(shard), framework="np")
@@ -155,7 +155,7 @@ class TrunkCache:
             values: np.ndarray = file.get_tensor(f"{index}.{name}")
             return mx.array(values).astype(self.target.dtype)
 
-        if not self.layers:
+        if final_only or not self.layers:
             return TrunkStates(array("final"), None, None)
         return TrunkStates(array("final"), array("entering"), array("kv"))
 
