@@ -98,10 +98,12 @@ def load(
     if dequantize is None:
         # With OpenBLAS or without, in any dtype: MLX's quantized CPU kernels are the slower ones.
         dequantize = bool(bits) and on_cpu and _fits(expanded_bytes(model))
+    if dequantize and bits:
+        if compute is not None:
+            model.set_dtype(mx.float32)  # else scales are rounded before the values made of them
+        model = mlx_lm_utils.dequantize_model(model)
     if compute is not None:
         model.set_dtype(compute)
-    if dequantize and bits:
-        model = mlx_lm_utils.dequantize_model(model)
     try:
         mx.eval(model.parameters())
         tokenizer = mlx_lm_utils.load_tokenizer(

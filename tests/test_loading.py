@@ -83,6 +83,9 @@ def test_on_the_cpu_a_quantized_model_is_expanded_if_it_fits(folder, monkeypatch
     assert not packed() and packed(dequantize=False)
     monkeypatch.setattr(loading, "_fits", lambda nbytes: False)
     assert packed() and not packed(dequantize=True)
+    exact = load(folder, dtype="float32", dequantize=True)[0].layers[0].mlp.up_proj.weight
+    rounded = load(folder, dtype=dtype, dequantize=True)[0].layers[0].mlp.up_proj.weight
+    assert (rounded == exact.astype(rounded.dtype)).all().item()
 
 
 def test_a_missing_folder(tmp_path):
