@@ -7,8 +7,9 @@ figure is the median over rounds of the seconds from the first token's pass to t
 Fail-closed: a prompt whose token ids differ between methods is printed as different, with the
 position, and counts for nothing.
 
-Methods: ``mlx-lm`` (``mlx_lm.stream_generate``), ``plain`` (our loop without proposals) and
-``ngram`` (our loop with n-gram lookup, the default planner).
+Methods: ``mlx-lm`` (``mlx_lm.stream_generate``), ``plain`` (our loop without proposals), ``ngram``
+(our loop with n-gram lookup alone) and ``default`` (what the chat does: whatever comes with the
+project for the model, see ``weights/``). The planner decides what to verify in the last two.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ class Runner:
             "mlx-lm": self.mlx_lm,
             "plain": lambda tokens: self.ours(tokens, Speculation(enabled=False)),
             "ngram": lambda tokens: self.ours(tokens, Speculation()),
+            "default": lambda tokens: self.ours(tokens, Speculation(), "auto"),
         }
 
     def tokens(self, prompt: str) -> list[int]:
@@ -56,8 +58,10 @@ class Runner:
             first = first or last
         return ids, last - first, 1.0
 
-    def ours(self, tokens: list[int], speculation: Speculation) -> tuple[list[int], float, float]:
-        session = Session(self.model, self.tokenizer, None, speculation)
+    def ours(
+        self, tokens: list[int], speculation: Speculation, streams: str | None = None
+    ) -> tuple[list[int], float, float]:
+        session = Session(self.model, self.tokenizer, streams, speculation)
         ids, first, last, per_pass = [], 0.0, 0.0, 1.0
         for response in session.stream(tokens, max_tokens=self.max_tokens):
             ids.append(response.token)
@@ -69,6 +73,15 @@ class Runner:
 
 def geometric_mean(values: list[float]) -> float:
     return exp(sum(map(log, values)) / len(values)) if values else float("nan")
+
+
+# Each: what is shown, the slower one's name, the faster one's.
+RATIOS = [
+    ("plain/mlx-lm", "mlx-lm", "plain"),
+    ("ngram/plain", "plain", "ngram"),
+    ("default/plain", "plain", "default"),
+    ("default/mlx-lm", "mlx-lm", "default"),
+]
 
 
 def main() -> None:
@@ -90,54 +103,53 @@ def main() -> None:
     for name in names:  # warm up: compile, page in
         runner.methods[name](runner.tokens("Write the word apple ten times, then pear ten times."))
 
-    raw, ratios = [], []
+    raw: list[list[object]] = []
+    ratios: list[tuple[str, dict[str, float]]] = []
+    print("ms per token after the first; tok/pass of ngram and default; speed ratios")
     print(
-        f"{'prompt':14} {'tokens':>6} {'tok/pass':>8} "
-        + " ".join(f"{n + ' ms':>10}" for n in names)
-        + f" {'plain/lm':>9} {'ngram/plain':>11}"
+        f"{'prompt':14} {'tokens':>6}"
+        + "".join(f" {name:>8}" for name in names)
+        + f" {'tok/pass':>11}"
+        + "".join(f" {label:>14}" for label, _, _ in RATIOS)
     )
     for number, prompt in enumerate(prompts):
         tokens = runner.tokens(prompt["prompt"])
         seconds: dict[str, list[float]] = {name: [] for name in names}
         ids: dict[str, list[int]] = {}
-        per_pass = 1.0
+        per_pass: dict[str, float] = {}
         for turn in range(args.rounds):
             shift = (turn + number) % len(names)
             for name in names[shift:] + names[:shift]:
-                ids[name], took, tau = runner.methods[name](tokens)
+                ids[name], took, per_pass[name] = runner.methods[name](tokens)
                 seconds[name].append(took)
-                per_pass = tau if name == "ngram" else per_pass
                 raw.append(
-                    [prompt["id"], prompt["category"], name, turn, len(ids[name]), tau, took]
-                )
-        if not ids["mlx-lm"] == ids["plain"] == ids["ngram"]:
+                    [prompt["id"], prompt["category"], name, turn, len(ids[name]),
+                     per_pass[name], took]
+                )  # fmt: skip
+        if any(ids[name] != ids["plain"] for name in names):
             pairs = zip(*ids.values(), strict=False)
             at = next((i for i, tokens_at in enumerate(pairs) if len(set(tokens_at)) > 1), -1)
             print(f"{prompt['id']:14} DIFFERENT from token {at} on")
             continue
         mid = {name: statistics.median(values) for name, values in seconds.items()}
-        ratios.append(
-            (prompt["category"], mid["mlx-lm"] / mid["plain"], mid["plain"] / mid["ngram"])
-        )
+        mine = {label: mid[slow] / mid[fast] for label, slow, fast in RATIOS}
+        ratios.append((prompt["category"], mine))
         count = len(ids["plain"])
         print(
-            f"{prompt['id']:14} {count:6} {per_pass:8.2f} "
-            + " ".join(f"{1e3 * mid[n] / max(count - 1, 1):10.1f}" for n in names)
-            + f" {ratios[-1][1]:9.3f} {ratios[-1][2]:11.3f}",
+            f"{prompt['id']:14} {count:6}"
+            + "".join(f" {1e3 * mid[name] / max(count - 1, 1):8.1f}" for name in names)
+            + f"   {per_pass['ngram']:4.2f} {per_pass['default']:4.2f}"
+            + "".join(f" {mine[label]:14.3f}" for label, _, _ in RATIOS),
             flush=True,
         )
 
-    print()
-    for category in dict.fromkeys(c for c, _, _ in ratios):
-        mine = [(a, b) for c, a, b in ratios if c == category]
+    print("\ngeometric means")
+    for category in [*dict.fromkeys(category for category, _ in ratios), "all"]:
+        rows = [mine for c, mine in ratios if category in (c, "all")]
         print(
-            f"{category:14} plain/mlx-lm {geometric_mean([a for a, _ in mine]):.3f}   "
-            f"ngram/plain {geometric_mean([b for _, b in mine]):.3f}"
+            f"{category:14}"
+            + "".join(f" {k} {geometric_mean([row[k] for row in rows]):.3f}" for k, _, _ in RATIOS)
         )
-    print(
-        f"{'all':14} plain/mlx-lm {geometric_mean([a for _, a, _ in ratios]):.3f}   "
-        f"ngram/plain {geometric_mean([b for _, _, b in ratios]):.3f}"
-    )
     print(
         f"\n{platform.machine()} {platform.system()}, mlx {version('mlx')}, "
         f"{accelerate.status().detail}"
