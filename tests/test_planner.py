@@ -166,3 +166,9 @@ def test_one_proposal_at_a_time_is_one_tree():
 def test_malformed_alternatives_are_refused(text):
     with pytest.raises(UsageError, match="cannot read the tree"):
         TreePlan.parse(text)
+
+
+def test_a_clock_that_calls_a_tree_cheaper_than_nothing_does_not_keep_it_going():
+    """Plain passes timed in a bad moment: nothing would ever time them again."""
+    chosen = drive(planner_of([SHORT, LONG], lambda rows: 2.0 - 0.1 * rows, COPY), FRESH, {})
+    assert set(chosen[30:]) == {PLAIN}

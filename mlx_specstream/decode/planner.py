@@ -20,6 +20,7 @@ PLAIN = TreePlan()
 LOOKUPS = frozenset({"ngram", "table"})  # what a shadow can follow
 # What a row more is taken to cost, relative to a plain pass, until the tree has been timed.
 ASSUMED_ROW_COST = 0.1
+LEAST_ROW_COST = 0.01
 # How much better another tree must promise to be before it takes over.
 GAIN = 1.04
 FIRST_PROBE, LAST_PROBE = 16, 256  # passes between tries of a tree that did not pay
@@ -114,9 +115,11 @@ class AutoPlanner:
         if tree == PLAIN:
             return 1.0
         mine, plain = self._clock.seconds(tree), self._clock.seconds(PLAIN)
-        rows = len(tree.layout)
-        cost = mine / plain if mine and plain else 1 + ASSUMED_ROW_COST * (rows - 1)
-        return self._promise(tree) / cost
+        more = len(tree.layout) - 1
+        cost = mine / plain if mine and plain else 1 + ASSUMED_ROW_COST * more
+        # No tree is cheaper than nothing: a clock that says so is stale, and only a plain pass,
+        # which a tree without hits must lead back to, can set it right.
+        return self._promise(tree) / max(cost, 1 + LEAST_ROW_COST * more)
 
     def _promise(self, tree: TreePlan) -> float:
         """Tokens per pass to expect of a tree."""
