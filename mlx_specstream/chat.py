@@ -49,11 +49,7 @@ def arguments() -> argparse.Namespace:
         metavar="BOOL",
         help="figures after each answer (default: in a terminal)",
     )
-    options.add_model_options(parser)
-    options.add_template_options(parser)
-    options.add_sampling_options(parser)
-    options.add_speculation_options(parser)
-    options.add_context_options(parser)
+    options.add_decoding_options(parser)
     return parser.parse_args()
 
 

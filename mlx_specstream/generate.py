@@ -66,11 +66,7 @@ def arguments() -> argparse.Namespace:
         help="figures on stderr after the text (default: True)",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object instead")
-    options.add_model_options(parser)
-    options.add_template_options(parser)
-    options.add_sampling_options(parser)
-    options.add_speculation_options(parser)
-    options.add_context_options(parser)
+    options.add_decoding_options(parser)
     return parser.parse_args()
 
 

@@ -39,6 +39,15 @@ class Parser(argparse.ArgumentParser):
         raise UsageError(f"{message} (--help lists the options)")
 
 
+def add_decoding_options(parser: argparse.ArgumentParser) -> None:
+    """All groups below: what every command that writes text takes."""
+    add_model_options(parser)
+    add_template_options(parser)
+    add_sampling_options(parser)
+    add_speculation_options(parser)
+    add_context_options(parser)
+
+
 def add_model_options(parser: argparse.ArgumentParser) -> None:
     """Which model, in which form."""
     group = parser.add_argument_group("model")

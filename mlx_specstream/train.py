@@ -35,7 +35,6 @@ from .training.corpus import Corpus, answers, from_answers
 from .training.trunk import TrunkCache
 
 TIMED_STEPS = 4  # to find out how many steps fit the minutes
-LEARNING_RATES = {"linear": 1e-3, "attention": 1e-3}
 
 
 def arguments() -> argparse.Namespace:
@@ -174,7 +173,7 @@ def main() -> None:
         texts=args.texts,
         accumulate=args.accumulate,
         anchors=args.anchors,
-        learning_rate=args.learning_rate or LEARNING_RATES[args.method],
+        learning_rate=args.learning_rate or training.Plan.learning_rate,
         validate_every=args.validate_every,
         held_out=args.held_out,
         seed=args.train_seed,
