@@ -8,6 +8,8 @@ from typing import Any
 
 from . import embedded
 from .errors import SpecStreamError
+from .self_test import report_acceptance
+from .streams.files import CONFIG_FILE
 from .streams.folder import TABLE_FILE, StreamSet, load_folder
 from .target import Target
 
@@ -28,14 +30,17 @@ def folders() -> list[Path]:
 def streams_in(folder: str | Path, target: Target, tokenizer: Any) -> StreamSet:
     """What a streams folder holds, loaded once while its files stay as they are.
 
+    Streams that were trained for other weights are put to their self-test then, with a warning
+    that says what came of it.
+
     Raises:
         SpecStreamError: If it cannot be used with the target.
     """
     place = Path(folder).expanduser().resolve()
-    files = sorted(place.glob("*.safetensors"))
+    files = sorted([*place.glob("*.safetensors"), *place.glob(CONFIG_FILE)])
     key = (place, tuple((file.name, file.stat().st_mtime_ns) for file in files))
     if key not in target.compiled:
-        target.compiled[key] = load_folder(place, target, tokenizer)
+        target.compiled[key] = load_folder(place, target, tokenizer, report_acceptance)
     return target.compiled[key]
 
 

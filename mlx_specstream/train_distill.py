@@ -9,17 +9,15 @@ beside the corpus, in ``<out>.journal``.
 from __future__ import annotations
 
 import argparse
-import time
+import math
 from pathlib import Path
 
 from rich.console import Console
 
 from . import loading, options
 from .errors import UsageError
-from .streams.files import tokenizer_hash
-from .target import Target
-from .train_progress import progress_bar
-from .training.distill import Journal, corpus_from, distil, read_prompts
+from .train_data import answered
+from .training.distill import read_prompts
 
 
 def arguments(argv: list[str]) -> argparse.Namespace:
@@ -59,30 +57,9 @@ def main(argv: list[str]) -> None:
     """Distil as the command line says."""
     args = arguments(argv)
     tasks = read_prompts(args.prompts, temperatures(args.temps))
-    journal = Journal(args.out.with_name(args.out.name + ".journal"))
     console = Console(stderr=True, highlight=False)
     model, tokenizer = options.load_from(args)
     console.print(f"{loading.description(model)}\n{len(tasks)} answers")
-    began = time.perf_counter()
-    with progress_bar(console, "{task.fields[rate]}") as bar:
-        task = bar.add_task("distilling", total=len(tasks), rate="")
-        before = len(tasks) - sum(t.key(args.seed) not in journal.answers for t in tasks)
-
-        def report(done: int, total: int, made: int) -> None:
-            rate = f"{made / (time.perf_counter() - began):.0f} tokens/s"
-            bar.update(task, completed=before + done, total=before + total, rate=rate)
-
-        distil(
-            model,
-            tokenizer,
-            tasks,
-            journal,
-            args.max_tokens,
-            args.batch,
-            args.seed,
-            Target.of(model).context,
-            report,
-        )
-    corpus = corpus_from(tasks, journal, tokenizer, tokenizer_hash(tokenizer), args.seed)
-    corpus.save(args.out)
-    console.print(f"wrote {args.out}: {len(corpus)} texts, {corpus.answer_tokens} answer tokens")
+    answered(
+        model, tokenizer, tasks, args.out, console, args.max_tokens, args.batch, args.seed, math.inf
+    )

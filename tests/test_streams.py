@@ -23,7 +23,7 @@ DRAFT = (50, 3, 77, 12, 99, 31, 8, 64)
 
 
 def config(method: str = "linear", **changes) -> StreamsConfig:
-    shape = {"gamma": 3, "layers": 2, "rank": 4, "correction_rank": 8, **changes}
+    shape = {"gamma": 3, "layers": 2, "rank": 4, "start_rank": 8, "correction_rank": 8} | changes
     return StreamsConfig(method, **shape)
 
 
@@ -57,7 +57,8 @@ def test_streams_leave_the_main_rows_as_they_are(name, kind):
 def test_fused_streams_of_a_node_equal_deferred_streams_after_committing_its_path(name):
     target, prefix, tokens = target_of(name), text_of(21), text_of(len(SHAPE), seed=2)
     fused, deferred = streams_of(name, "fused"), streams_of(name, "deferred", seed=2)
-    deferred.update({**fused.parameters(), "newest": mx.zeros_like(deferred.newest)})
+    blind = mx.concatenate([fused.start_a, mx.zeros_like(fused.start_a)], axis=1)
+    deferred.update({**fused.parameters(), "start_a": blind})  # the newest token counts for nothing
     output = run_tree(fused, filled(target, prefix), tokens, SHAPE)
     differences = []
     for row in range(len(SHAPE)):
@@ -227,9 +228,9 @@ def test_memory_bytes_counts_parameters_draft_head_and_correction_keys(kind, dra
     own = {
         "linear": 3 * 64 * 64 + 3 * 64,
         # Per layer q k v o, gate up down, each (inputs + outputs) * rank.
-        "fused": 3 * 64 + 2 * 4 * (128 + 96 + 96 + 128 + 3 * 160),
+        "fused": 3 * 64 + 3 * 8 * (64 + 64) + 2 * 4 * (128 + 96 + 96 + 128 + 3 * 160),
     }
-    own["deferred"] = own["fused"] + 64 * 64
+    own["deferred"] = own["fused"] + 3 * 8 * 64  # the start also reads the newest token
     assert parameters == own[kind] + 2 * 64 * 8
     candidates = len(draft) if draft else VOCAB
     head = len(DRAFT) * 64 if draft else 0

@@ -100,6 +100,21 @@ def test_streams_of_other_weights_are_loaded_with_a_warning(saved):
         load_streams(saved, Target.of(build(seed=1)), FakeTokenizer("abc"))
 
 
+def test_whoever_loads_streams_of_other_weights_may_say_it_in_their_own_way(saved):
+    edit(saved, self_test=["as it stands there"], target={"name": "me/\ntiny"})
+    found = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        load_streams(saved, target_of("grouped"), FakeTokenizer("abc"), found.append)
+        assert found == []
+        heads = load_streams(saved, Target.of(build(seed=1)), FakeTokenizer("abc"), found.append)
+    (case,) = found
+    assert case.streams is heads and case.folder == saved
+    assert case.self_test == ["as it stands there"]
+    with pytest.warns(UserWarning, match=r"other weights \(me/ tiny\): 1.2, not 1.9; the text"):
+        case.warn("1.2, not 1.9")
+
+
 def test_an_unknown_tokenizer_is_not_held_against_the_streams(saved):
     load_streams(saved, target_of("grouped"))
 
@@ -117,7 +132,7 @@ def reshape(folder) -> None:
 
 def drop_one(folder) -> None:
     arrays = mx.load(str(folder / "streams.safetensors"))
-    del arrays["newest"]
+    del arrays["start_a"]
     mx.save_safetensors(str(folder / "streams.safetensors"), arrays)
 
 
@@ -136,7 +151,7 @@ def drop_one(folder) -> None:
         (lambda f: edit(f, streams={"gamma": 4}), "'start' is .3, 64., expected .4, 64."),
         (lambda f: edit(f, streams={"gamma": 0}), "gamma must be at least 1"),
         (reshape, "'start' is .2, 64., expected .3, 64."),
-        (drop_one, "'newest' is missing, expected .64, 64."),
+        (drop_one, "'start_a' is missing, expected .3, 128, "),
     ],
 )
 def test_a_damaged_folder_is_refused_in_one_line(saved, damage, message):

@@ -89,14 +89,12 @@ def test_a_damaged_corpus_is_refused(corpus, tmp_path, keep):
         Corpus.load(path)
 
 
-def test_a_split_holds_out_texts_and_loses_none(corpus):
-    train, valid = corpus.split(5)
-    assert (len(train), len(valid)) == (len(corpus) - 5, 5)
-    ids = [text.tokens.tobytes() for part in (train, valid) for text in part]
-    assert len(set(ids)) == len(corpus)
-    for count in (0, len(corpus)):
-        with pytest.raises(SpecStreamError, match="cannot spare"):
-            corpus.split(count)
+def test_merged_corpora_hold_every_text_once(corpus):
+    first, second = Corpus(corpus.texts[:10], "h"), Corpus(corpus.texts[6:], "h")
+    merged = Corpus.merged([first, second])
+    assert [t.tokens.tolist() for t in merged] == [t.tokens.tolist() for t in corpus]
+    with pytest.raises(SpecStreamError, match="different tokenizers"):
+        Corpus.merged([first, Corpus(second.texts, "other")])
 
 
 def test_anchors_have_a_next_token_in_the_answer_and_one_after_it(corpus):

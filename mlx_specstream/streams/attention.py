@@ -4,6 +4,10 @@ The top ``layers`` of the target also carry ``gamma`` stream rows per position. 
 from the main row's hidden state plus a learned stream embedding, attends to the prefix and to
 its lower streams, and passes the target's own blocks with low-rank adapters that act on stream
 rows only: the main rows, and so the target's output, are untouched.
+
+Beyond the paper, the start is what the blocks were made for: a guess, linear in the main row's
+hidden state and (deferred) in the newest token's embedding, of the hidden state that the position
+ahead will have there. Least squares find that guess before training (``training/start.py``).
 """
 
 from __future__ import annotations
@@ -54,9 +58,10 @@ class StreamLinear(nn.Module):
 class MultiStreamAttention(StreamHeads):
     """Streams through the top layers of the target.
 
-    Parameters: ``start`` ``(gamma, hidden)``, the stream embeddings P_j; ``adapters``, one
-    ``LowRank`` per linear map of each of the layers; in deferred mode ``newest``
-    ``(hidden, hidden)``, which brings the newest token's embedding into the start state.
+    Parameters: ``start`` ``(gamma, hidden)``, the stream embeddings P_j; ``start_a``
+    ``(gamma, inputs, start_rank)`` and ``start_b`` ``(gamma, start_rank, hidden)``, the low-rank
+    map from what is known (the hidden state; in deferred mode the newest token's embedding too)
+    to what the start adds to it; ``adapters``, one ``LowRank`` per linear map of each layer.
     """
 
     def __init__(self, config: StreamsConfig, target: Target):
@@ -77,8 +82,10 @@ class MultiStreamAttention(StreamHeads):
         ]
         self._split = len(target.blocks) - config.layers
         self._deferred = config.mode == "deferred"
-        if self._deferred:
-            self.newest = mx.zeros((target.hidden_size, target.hidden_size))
+        inputs = target.hidden_size * (2 if self._deferred else 1)
+        shape = (config.gamma, inputs, config.start_rank)
+        self.start_a = mx.random.normal(shape, scale=inputs**-0.5, key=mx.random.key(1))
+        self.start_b = mx.zeros((config.gamma, config.start_rank, target.hidden_size))
         self._adapted: dict[int, list[Any]] = {}
 
     @property
@@ -87,6 +94,27 @@ class MultiStreamAttention(StreamHeads):
 
     def rows_written(self, layout: TreeLayout) -> int:
         return len(layout) * (1 if self._deferred else 1 + self.config.gamma)
+
+    def known(self, entering: mx.array, newest: mx.array | None) -> mx.array:
+        """What a start is made of, ``(rows, inputs)``.
+
+        Args:
+            entering: Hidden states entering the top layers, ``(rows, hidden)``.
+            newest: The token after each of them, ``(rows,)`` int32; fused streams take none.
+        """
+        if not self._deferred:
+            return entering
+        assert newest is not None
+        embedded = self.target.family.embed(newest)[0]
+        scale = mx.ones((embedded.shape[-1],), dtype=embedded.dtype)
+        return mx.concatenate([entering, mx.fast.rms_norm(embedded, scale, 1e-6)], axis=-1)
+
+    def starts(self, entering: mx.array, newest: mx.array | None) -> mx.array:
+        """Where the streams of some rows start, ``(rows, gamma, hidden)``; see ``known``."""
+        known = self.known(entering, newest)
+        ahead = (known @ self.start_a) @ self.start_b  # (gamma, rows, hidden)
+        starts = entering[:, None] + ahead.swapaxes(0, 1) + self.start[None]
+        return starts.astype(self.target.dtype)
 
     def blocks(self, main_rows: int) -> list[Any]:
         """The top blocks with adapters on the rows from ``main_rows`` on."""
@@ -114,9 +142,9 @@ class MultiStreamAttention(StreamHeads):
         count, gamma = len(layout), self.config.gamma
         hidden = target.family.embed(tokens)
         hidden, kv = target.run(hidden, kv, layout.rows, length, extent, range(split))
-        starts = (hidden[0][:, None] + self.start[None]).reshape(1, count * gamma, -1)
+        starts = self.starts(hidden[0], None).reshape(1, count * gamma, -1)
         hidden, kv = target.run(
-            mx.concatenate([hidden, starts.astype(hidden.dtype)], axis=1),
+            mx.concatenate([hidden, starts], axis=1),
             kv,
             _fused_rows(layout, gamma),
             length,
@@ -141,14 +169,11 @@ class MultiStreamAttention(StreamHeads):
     ) -> tuple[mx.array, list[mx.array]]:
         target = self.target
         if self._deferred:
-            newest = target.family.embed(root[None])[0, 0] @ self.newest
-            hidden = (seen + newest)[None] + self.start
+            hidden = self.starts(seen[None], root[None])
             top = range(self._split, len(target.blocks))
             # Stream j of the last accepted row, at length - 1, sits at length - 1 + j.
             rows = Rows.chain(self.config.gamma)
-            hidden, kv = target.run(
-                hidden[None].astype(seen.dtype), kv, rows, length, extent, top, self.blocks(0)
-            )
+            hidden, kv = target.run(hidden, kv, rows, length, extent, top, self.blocks(0))
             seen = hidden[0]
         return target.family.norm(seen[None])[0], kv
 

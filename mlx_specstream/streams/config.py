@@ -23,6 +23,7 @@ class StreamsConfig:
             ``"deferred"`` those of the last accepted row after it.
         layers: For attention: how many top layers the streams run through (N_s).
         rank: For attention: rank of the low-rank adapters on those layers.
+        start_rank: For attention: rank of the map that a stream's start is made with.
         correction_rank: Rank of the token-conditioned correction; 0 leaves it out.
         draft_vocab: Token ids that streams may propose, or None for all.
 
@@ -35,6 +36,7 @@ class StreamsConfig:
     mode: str = "fused"
     layers: int = 4
     rank: int = 32
+    start_rank: int = 128
     correction_rank: int = 64
     draft_vocab: tuple[int, ...] | None = None
 
@@ -43,7 +45,8 @@ class StreamsConfig:
             raise SpecStreamError(f"streams method '{self.method}' is not one of {METHODS}")
         if self.mode not in MODES:
             raise SpecStreamError(f"streams mode '{self.mode}' is not one of {MODES}")
-        for name, least in (("gamma", 1), ("layers", 1), ("rank", 1), ("correction_rank", 0)):
+        least_of = {"gamma": 1, "layers": 1, "rank": 1, "start_rank": 1, "correction_rank": 0}
+        for name, least in least_of.items():
             value = getattr(self, name)
             if not isinstance(value, int) or value < least:
                 raise SpecStreamError(f"streams {name} must be at least {least}, not {value!r}")
@@ -53,4 +56,5 @@ class StreamsConfig:
         fields: dict[str, Any] = {"method": self.method, "gamma": self.gamma}
         if self.method == "attention":
             fields |= {"mode": self.mode, "layers": self.layers, "rank": self.rank}
+            fields["start_rank"] = self.start_rank
         return fields | {"correction_rank": self.correction_rank}

@@ -2,7 +2,8 @@
 
 The configuration names the target the streams belong to. What could only give nonsense (another
 architecture, vocabulary or tokenizer) is refused; other weights of the same shape (a fine-tune,
-another quantization) are accepted with a warning, since streams can only cost speed.
+another quantization) are accepted, since streams can only cost speed. How much they still predict
+there is for a layer above to measure, by the self-test in the configuration (``self_test.py``).
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import json
 import os
 import tempfile
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,6 +29,7 @@ from . import StreamHeads, StreamsConfig, make_streams
 
 SPECULATORS_TYPE = "specstream"
 FORMAT_VERSION = "1"
+CONFIG_FILE = "config.json"
 
 
 @dataclass(frozen=True)
@@ -50,6 +53,31 @@ class Identity:
     layers: int
     tokenizer: str
     weights: str
+
+
+@dataclass(frozen=True)
+class OtherWeights:
+    """Streams that were just loaded for a target whose weights they were not trained for.
+
+    Args:
+        folder: Where they are.
+        made_for: The target they were trained for.
+        streams: The streams, ready for the target at hand.
+        self_test: The configuration's ``self_test`` as it stands there, unchecked; None if absent.
+    """
+
+    folder: Path
+    made_for: Identity
+    streams: StreamHeads
+    self_test: Any
+
+    def warn(self, figures: str = "how many of their tokens are accepted here is unknown") -> None:
+        """Warn in one line."""
+        text = (
+            f"the streams in {self.folder} were trained for other weights "
+            f"({self.made_for.name or 'unnamed'}): {figures}; the text stays right"
+        )
+        warnings.warn(" ".join(text.split()), stacklevel=2)
 
 
 def identify(target: Target, tokenizer: Any = None, name: str = "") -> Identity:
@@ -139,8 +167,7 @@ def save_streams(
         with tempfile.TemporaryDirectory(dir=folder, prefix=".writing-") as work:
             weights = Path(work) / "streams.safetensors"
             mx.save_safetensors(str(weights), arrays, metadata={"format": "mlx"})
-            text = Path(work) / "config.json"
-            text.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
+            text = _write_config(config, Path(work))
             # The configuration goes last: a folder with one is complete.
             os.replace(weights, folder / weights.name)
             os.replace(text, folder / text.name)
@@ -148,8 +175,38 @@ def save_streams(
         raise SpecStreamError(f"cannot write the streams to {folder}: {error}") from error
 
 
-def load_streams(folder: str | Path, target: Target, tokenizer: Any = None) -> StreamHeads:
+def save_self_test(folder: str | Path, self_test: dict[str, Any]) -> None:
+    """Write a self-test into an existing streams folder; its configuration is replaced whole.
+
+    Args:
+        folder: A streams folder.
+        self_test: From ``self_test.make_self_test``; it takes the place of an earlier one.
+
+    Raises:
+        SpecStreamError: If there are no streams in the folder, or it cannot be written.
+    """
+    folder = Path(folder)
+    config = {**_read_config(folder), "self_test": self_test}
+    try:
+        with tempfile.TemporaryDirectory(dir=folder, prefix=".writing-") as work:
+            os.replace(_write_config(config, Path(work)), folder / CONFIG_FILE)
+    except OSError as error:
+        raise SpecStreamError(f"cannot write the self-test to {folder}: {error}") from error
+
+
+def load_streams(
+    folder: str | Path,
+    target: Target,
+    tokenizer: Any = None,
+    other_weights: Callable[[OtherWeights], None] = OtherWeights.warn,
+) -> StreamHeads:
     """Read a streams folder for a target.
+
+    Args:
+        folder: The folder.
+        target: The target.
+        tokenizer: Its tokenizer; None if it is not to be compared.
+        other_weights: Called if the streams were trained for other weights than the target's.
 
     Raises:
         SpecStreamError: If a file is missing, damaged, or made for another kind of target.
@@ -160,19 +217,20 @@ def load_streams(folder: str | Path, target: Target, tokenizer: Any = None) -> S
         fields, made_for = dict(config["streams"]), Identity(**config["target"])
         arrays = mx.load(str(folder / "streams.safetensors"))
     except (KeyError, TypeError, ValueError) as error:
-        raise SpecStreamError(f"{folder / 'config.json'} is not a streams folder's") from error
+        raise SpecStreamError(f"{folder / CONFIG_FILE} is not a streams folder's") from error
     except (OSError, RuntimeError) as error:
         raise SpecStreamError(
             f"cannot read {folder / 'streams.safetensors'}: {error}; copy the folder again"
         ) from error
     assert isinstance(arrays, dict)
-    check_identity(made_for, identify(target, tokenizer), folder)
+    ours = identify(target, tokenizer)
+    check_identity(made_for, ours, folder)
     draft = arrays.pop("draft_vocab", None)
     ids = None if draft is None else tuple(int(i) for i in np.array(draft))
     try:
         streams = make_streams(StreamsConfig(**fields, draft_vocab=ids), target)
     except TypeError as error:
-        raise SpecStreamError(f"{folder / 'config.json'} has unknown fields: {error}") from error
+        raise SpecStreamError(f"{folder / CONFIG_FILE} has unknown fields: {error}") from error
     expected = {name: value.shape for name, value in tree_flatten(streams.parameters())}
     found = {name: value.shape for name, value in arrays.items()}
     if expected != found:
@@ -182,16 +240,25 @@ def load_streams(folder: str | Path, target: Target, tokenizer: Any = None) -> S
             f"{expected.get(odd, 'nothing of that name')}; the files do not belong together"
         )
     streams.update(tree_unflatten(list(arrays.items())))
-    return streams.prepare()
+    streams.prepare()
+    if made_for.weights != ours.weights:
+        other_weights(OtherWeights(folder, made_for, streams, config.get("self_test")))
+    return streams
+
+
+def _write_config(config: dict, folder: Path) -> Path:
+    path = folder / CONFIG_FILE
+    path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
+    return path
 
 
 def _read_config(folder: Path) -> dict:
     try:
-        config = json.loads((folder / "config.json").read_text())
+        config = json.loads((folder / CONFIG_FILE).read_text())
     except FileNotFoundError as error:
         raise SpecStreamError(f"no streams in {folder}: config.json is missing") from error
     except (OSError, ValueError) as error:
-        raise SpecStreamError(f"cannot read {folder / 'config.json'}: {error}") from error
+        raise SpecStreamError(f"cannot read {folder / CONFIG_FILE}: {error}") from error
     kind = config.get("speculators_model_type") if isinstance(config, dict) else None
     if kind != SPECULATORS_TYPE:
         raise SpecStreamError(f"{folder} holds '{kind}' heads, not '{SPECULATORS_TYPE}' streams")
@@ -199,7 +266,7 @@ def _read_config(folder: Path) -> dict:
 
 
 def check_identity(made_for: Identity, target: Identity, folder: Path) -> None:
-    """Refuse streams of another kind of target; warn where only the weights differ.
+    """Refuse streams of another kind of target; their weights may differ.
 
     Raises:
         SpecStreamError: If architecture, sizes, vocabulary or tokenizer differ.
@@ -209,9 +276,3 @@ def check_identity(made_for: Identity, target: Identity, folder: Path) -> None:
         if theirs != ours and "" not in (theirs, ours):
             what = "another tokenizer" if field == "tokenizer" else f"{field} {theirs}, not {ours}"
             raise SpecStreamError(f"the streams in {folder} were made for {what}")
-    if made_for.weights != target.weights:
-        warnings.warn(
-            f"the streams in {folder} were trained for other weights ({made_for.name or 'unnamed'})"
-            ": the text stays right, but fewer proposals may be accepted",
-            stacklevel=2,
-        )

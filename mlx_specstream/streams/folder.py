@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ import mlx.core as mx
 
 from ..errors import SpecStreamError
 from ..target import Target
-from .files import load_streams, tokenizer_hash
+from .files import CONFIG_FILE, OtherWeights, load_streams, tokenizer_hash
 from .heads import StreamHeads
 from .ngram_table import NgramTable
 
@@ -44,8 +45,13 @@ class StreamSet:
         return heads + (0 if self.table is None else self.table.nbytes)
 
 
-def load_folder(folder: str | Path, target: Target, tokenizer: Any = None) -> StreamSet:
-    """Read what a streams folder holds.
+def load_folder(
+    folder: str | Path,
+    target: Target,
+    tokenizer: Any = None,
+    other_weights: Callable[[OtherWeights], None] = OtherWeights.warn,
+) -> StreamSet:
+    """Read what a streams folder holds; arguments as for ``files.load_streams``.
 
     Raises:
         SpecStreamError: If it holds nothing, or something damaged or made for another target.
@@ -53,9 +59,9 @@ def load_folder(folder: str | Path, target: Target, tokenizer: Any = None) -> St
     folder = Path(folder)
     has_table = (folder / TABLE_FILE).exists()
     table = load_table(folder, target, tokenizer) if has_table else None
-    if has_table and not (folder / "config.json").exists():
+    if has_table and not (folder / CONFIG_FILE).exists():
         return StreamSet(table=table, name=folder.name)
-    return StreamSet(load_streams(folder, target, tokenizer), table, folder.name)
+    return StreamSet(load_streams(folder, target, tokenizer, other_weights), table, folder.name)
 
 
 def save_table(folder: str | Path, table: NgramTable, vocab_size: int, tokenizer: str) -> None:

@@ -17,6 +17,7 @@ import mlx.nn as nn
 from .cache import TreeCache, extent
 from .families import family_of
 from .rows import Rows, TreeLayout, attention_mask
+from .vector_math import vectorise
 
 
 class RowRope(nn.Module):
@@ -38,8 +39,10 @@ class RowRope(nn.Module):
 
 def shadow(block: Any) -> Any:
     """A block that shares every weight with ``block`` but has a ``RowRope``; the original stays."""
-    twin, twin.self_attn = copy.copy(block), copy.copy(block.self_attn)
+    twin, twin.self_attn, twin.mlp = (copy.copy(b) for b in (block, block.self_attn, block.mlp))
     twin.self_attn.rope = RowRope(block.self_attn.rope)
+    vectorise(twin.self_attn)
+    vectorise(twin.mlp)
     return twin
 
 

@@ -64,22 +64,20 @@ class Corpus:
         """Tokens of all answers."""
         return sum(len(text.tokens) - text.answer for text in self.texts)
 
-    def split(self, held_out: int, seed: int = 0) -> tuple[Corpus, Corpus]:
-        """Training texts, and ``held_out`` texts to validate with, drawn at random.
+    @classmethod
+    def merged(cls, parts: Sequence[Corpus]) -> Corpus:
+        """The texts of several corpora, each once, in order.
 
         Raises:
-            SpecStreamError: If nothing would be left to train with.
+            SpecStreamError: If they were made with different tokenizers.
         """
-        if not 0 < held_out < len(self):
-            raise SpecStreamError(
-                f"a corpus of {len(self)} texts cannot spare {held_out} to validate with"
-            )
-        order = np.random.default_rng(seed).permutation(len(self))
-        valid = set(order[:held_out].tolist())
-        parts: tuple[list[Text], list[Text]] = ([], [])
-        for number, text in enumerate(self.texts):
-            parts[number in valid].append(text)
-        return Corpus(tuple(parts[0]), self.tokenizer), Corpus(tuple(parts[1]), self.tokenizer)
+        if len({part.tokenizer for part in parts}) != 1:
+            raise SpecStreamError("the corpora were made with different tokenizers")
+        texts: dict[bytes, Text] = {}
+        for part in parts:
+            for text in part:
+                texts.setdefault(text.tokens.tobytes(), text)
+        return cls(tuple(texts.values()), parts[0].tokenizer)
 
     def save(self, path: str | Path) -> None:
         """Write the corpus: the whole of it or nothing.

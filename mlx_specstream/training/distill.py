@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
+import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +24,7 @@ from mlx_lm.generate import BatchGenerator
 
 from ..decode.noise import seed_key
 from ..errors import SpecStreamError
+from ..target.vector_math import vectorised
 from .corpus import Corpus, Text, json_lines, templated
 
 
@@ -164,6 +167,7 @@ def distil(
     seed: int = 0,
     context: int | None = None,
     progress: Callable[[int, int, int], None] | None = None,
+    until: float = math.inf,
 ) -> None:
     """Answer the tasks that the journal lacks.
 
@@ -177,6 +181,7 @@ def distil(
         seed: Of the sampled answers.
         context: Tokens that prompt and answer may have together, or None.
         progress: Called with the answers finished, in all, and the tokens made.
+        until: A ``time.perf_counter`` after which answers in progress are given up.
 
     Raises:
         SpecStreamError: If the journal cannot be written.
@@ -185,11 +190,10 @@ def distil(
     prompts = {key: templated(tokenizer, task.prompt) for key, task in todo.items()}
     if context is not None:
         prompts = {k: p for k, p in prompts.items() if len(p) + max_tokens <= context}
-    # Answers of like prompts finish together: less padding.
-    keys = sorted(prompts, key=lambda key: len(prompts[key]))
+    keys = like_lengths(prompts, batch)
     stops = [[token] for token in tokenizer.eos_token_ids]
     generator = BatchGenerator(
-        model,
+        vectorised(model),
         max_tokens=max_tokens,
         stop_tokens=stops,
         completion_batch_size=batch,
@@ -203,7 +207,7 @@ def distil(
     key_of = dict(zip(uids, keys, strict=True))
     open_answers: dict[int, list[int]] = {uid: [] for uid in uids}
     made = 0
-    while open_answers:
+    while open_answers and time.perf_counter() < until:
         for response in generator.next_generated():
             answer = open_answers[response.uid]
             answer.append(response.token)
@@ -213,6 +217,17 @@ def distil(
         if progress:
             progress(len(uids) - len(open_answers), len(uids), made)
     generator.close()
+
+
+def like_lengths(prompts: dict[str, list[int]], batch: int) -> list[str]:
+    """The prompts' keys, batches of like lengths (less padding) in an order that mixes lengths.
+
+    Work that is stopped early has then answered prompts of every length.
+    """
+    keys = sorted(prompts, key=lambda key: (len(prompts[key]), key))
+    batches = [keys[first : first + batch] for first in range(0, len(keys), batch)]
+    order = np.random.default_rng(0).permutation(len(batches))
+    return [key for number in order for key in batches[number]]
 
 
 def corpus_from(

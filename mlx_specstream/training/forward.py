@@ -60,11 +60,8 @@ def stream_hidden(
     assert states.entering is not None
     assert states.kv is not None
     gamma, target = heads.config.gamma, heads.target
-    start = states.entering[rows][:, None] + heads.start[None]
-    if heads.config.mode == "deferred":
-        newest = target.family.embed(mx.array(tokens[anchors + 1]))[0] @ heads.newest
-        start = start + newest[:, None]
-    hidden = start.reshape(1, len(anchors) * gamma, -1).astype(target.dtype)
+    starts = heads.starts(states.entering[rows], mx.array(tokens[anchors + 1]))
+    hidden = starts.reshape(1, len(anchors) * gamma, -1)
     positions = anchors.repeat(gamma) + np.tile(np.arange(1, gamma + 1), len(anchors))
     offset = mx.array(positions.astype(np.int32))
     split = len(target.blocks) - heads.config.layers

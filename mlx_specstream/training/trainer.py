@@ -26,6 +26,7 @@ from mlx.utils import tree_flatten, tree_map, tree_unflatten
 from ..errors import SpecStreamError
 from ..streams.files import Identity, save_streams
 from ..streams.heads import StreamHeads
+from ..target.vector_math import logsumexp, softmax
 from .corpus import Corpus
 from .evaluate import Quality, evaluate
 from .forward import draft_scores, stream_hidden
@@ -51,6 +52,7 @@ class Plan:
         validate_every: Steps between validations, each with a checkpoint.
         patience: Validations without progress after which to stop.
         held_out: Texts to validate with.
+        soft: Weight of the target's own distribution in the labels; the rest is its token.
         seed: Of the choice of texts and anchors.
     """
 
@@ -65,6 +67,7 @@ class Plan:
     validate_every: int = 250
     patience: int = 4
     held_out: int = 64
+    soft: float = 0.5
     seed: int = 0
 
     def rate(self, step: int) -> float:
@@ -300,9 +303,11 @@ class Trainer:
     def _loss(self, batch: list[tuple[int, np.ndarray]]) -> mx.array:
         """Mean cross-entropy of the predictions at some anchors of some texts.
 
+        The labels are the target's tokens, mixed with its distribution where the plan says so.
         What the draft vocabulary does not hold cannot be predicted and does not count.
         """
-        gamma, hidden, before, labels = self.heads.config.gamma, [], [], []
+        gamma, soft = self.heads.config.gamma, self.plan.soft
+        hidden, teachers, before, labels = [], [], [], []
         for number, anchors in batch:
             text = self.trunk.corpus.texts[number]
             places = anchors[:, None] + 1 + np.arange(gamma + 1)
@@ -313,10 +318,19 @@ class Trainer:
             states = self.trunk.read(number, self.heads.config.method == "linear")
             first = text.anchors.start
             hidden.append(stream_hidden(self.heads, states, first, text.tokens, anchors))
+            if soft:  # what a stream predicts is what the target says one row before
+                rows = np.minimum(places[:, :-1] - first, len(text.anchors) - 1)
+                teachers.append(states.final[mx.array(rows)])
         target = np.concatenate(labels)
         scores = draft_scores(self.heads, mx.concatenate(hidden), mx.array(np.concatenate(before)))
         known = mx.array(target >= 0)
-        losses = nn.losses.cross_entropy(scores, mx.array(np.maximum(target, 0)))
+        right = mx.array(np.maximum(target, 0))[..., None]
+        expected = mx.take_along_axis(scores, right, axis=-1)[..., 0]
+        if soft:
+            shares = softmax(self.heads.draft_logits(mx.concatenate(teachers)))
+            said = mx.sum(mx.stop_gradient(shares) * scores, axis=-1)
+            expected = soft * said + (1 - soft) * expected
+        losses = logsumexp(scores) - expected
         return mx.sum(mx.where(known, losses, 0.0)) / mx.maximum(mx.sum(known), 1)
 
     def _index(self) -> np.ndarray:

@@ -48,17 +48,18 @@ class TrunkCache:
     """Trunk states of a corpus in a folder, computed where missing.
 
     Args:
-        folder: Where shards are kept; belongs to one target, corpus and number of layers.
+        folder: Where shards are kept, one folder in it for each corpus and number of layers; None
+            keeps nothing and computes what is read.
         target: The target.
         corpus: The texts.
         layers: Top layers whose inputs, keys and values are wanted; 0 for the final state only.
     """
 
-    def __init__(self, folder: str | Path, target: Target, corpus: Corpus, layers: int = 0):
+    def __init__(self, folder: str | Path | None, target: Target, corpus: Corpus, layers: int = 0):
         digest = hashlib.sha256(json.dumps([corpus.tokenizer, layers, SHARD]).encode())
         for text in corpus:
             digest.update(text.tokens.tobytes())
-        self.folder = Path(folder) / digest.hexdigest()[:16]
+        self.folder = None if folder is None else Path(folder) / digest.hexdigest()[:16]
         self.target, self.corpus, self.layers = target, corpus, layers
         self._open: dict[int, Any] = {}
 
@@ -81,6 +82,8 @@ class TrunkCache:
 
     def missing(self) -> list[int]:
         """Shards still to be computed."""
+        if self.folder is None:
+            return []
         return [n for n in range(self.shards) if not self._file(n).exists()]
 
     def build(self, progress: Callable[[int, int], None] | None = None) -> None:
@@ -93,7 +96,7 @@ class TrunkCache:
             SpecStreamError: If the disk cannot hold them.
         """
         todo = self.missing()
-        if not todo:
+        if not todo or self.folder is None:
             return
         self.folder.mkdir(parents=True, exist_ok=True)
         needed = int(self.nbytes() * len(todo) / self.shards)
@@ -146,6 +149,10 @@ class TrunkCache:
 
     def read(self, number: int, final_only: bool = False) -> TrunkStates:
         """The states of one text in the target's dtype, or its final hidden states alone."""
+        if self.folder is None:
+            states = self.compute(self.corpus.texts[number])
+            mx.eval([state for state in vars(states).values() if state is not None])
+            return states
         shard, index = divmod(number, SHARD)
         if shard not in self._open:
             self._open[shard] = safe_open(self._file(shard), framework="np")
@@ -160,4 +167,5 @@ class TrunkCache:
         return TrunkStates(array("final"), array("entering"), array("kv"))
 
     def _file(self, number: int) -> Path:
+        assert self.folder is not None
         return self.folder / f"trunk-{number:05}.safetensors"
