@@ -6,11 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from .decode.loop import Decoder
-from .decode.plan import Branch, TreePlan
+from .decode.plan import Branch, TreePlan, best_paths
 from .decode.proposers import NgramLookup, Proposer, StreamProposer, TableProposer
 from .errors import UsageError
 from .streams.folder import StreamSet
 from .target import Target
+
+STREAM_NODES = 5  # of the streams' tree beside a chain of lookups
 
 
 @dataclass(frozen=True)
@@ -73,7 +75,8 @@ def plans_for(proposers: Sequence[Proposer], speculation: Speculation) -> list[T
         )
     depths = {p.name: p.max_depth for p in proposers}
     if speculation.tree == "auto":
-        return auto_plans(depths, speculation.num_draft_tokens)
+        rates = [p.streams.config.rates for p in proposers if isinstance(p, StreamProposer)]
+        return auto_plans(depths, speculation.num_draft_tokens, next(iter(rates), None))
     plan = TreePlan.parse(speculation.tree)
     for branch in plan.branches:
         for name in branch.proposers:
@@ -91,7 +94,11 @@ def plans_for(proposers: Sequence[Proposer], speculation: Speculation) -> list[T
     return [plan]
 
 
-def auto_plans(depths: dict[str, int | None], chain: int) -> list[TreePlan]:
+def auto_plans(
+    depths: dict[str, int | None],
+    chain: int,
+    rates: Sequence[Sequence[float]] | None = None,
+) -> list[TreePlan]:
     """Trees to choose from: a short and a long chain of lookups, without and with streams.
 
     Lookup and table share a branch: in simulation that finds nearly what two branches find (1.89
@@ -100,11 +107,13 @@ def auto_plans(depths: dict[str, int | None], chain: int) -> list[TreePlan]:
     Args:
         depths: The proposers that there are, and the deepest proposal of each.
         chain: Length of the short chain; the long one is twice as long, less one.
+        rates: Of the streams, if they have been measured: then their tree is the best one.
     """
     lookups = "|".join(name for name in ("ngram", "table") if name in depths)
     chains = [Branch.of_widths(lookups, (1,) * length) for length in (chain, 2 * chain - 1)]
     trees = [TreePlan((branch,)) for branch in dict.fromkeys(chains)]
     if "streams" in depths:
         deepest = min(depths["streams"] or chain, chain)
-        trees.append(TreePlan((chains[0], Branch.of_widths("streams", (1,) * deepest))))
+        paths = best_paths(rates[:deepest], STREAM_NODES) if rates else [(0,) * deepest]
+        trees.append(TreePlan((chains[0], Branch.of_paths("streams", paths))))
     return trees

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
+from mlx.utils import tree_map
 from rich.console import Console
 
 from . import embedded, loading, options, train_distill, train_report
@@ -138,7 +139,13 @@ def streams_to_train(args: argparse.Namespace, target: Target, corpus: Corpus) -
         SpecStreamError: If they do not fit the target.
     """
     if args.trained:
-        return load_streams(args.trained, target)
+        trained = load_streams(args.trained, target)
+        known = trained.config.draft_vocab or ()
+        ids = training.draft_vocabulary(corpus, args.draft_vocab, known)
+        # No parameter belongs to a token, so the draft vocabulary may change.
+        streams = make_streams(replace(trained.config, draft_vocab=ids), target)
+        streams.update(tree_map(lambda value: value.astype(mx.float32), trained.parameters()))
+        return streams
     config = StreamsConfig(
         method=args.method,
         gamma=args.gamma,

@@ -14,15 +14,20 @@ from mlx.utils import tree_flatten
 from tiny import decoded, streams_of, target_of, text_of
 
 from mlx_specstream import Sampling, SpecStreamError, options, stream_generate, train, train_report
+from mlx_specstream import train_report_live as live
 from mlx_specstream.decode.plan import TreePlan
+from mlx_specstream.session import Session
 from mlx_specstream.streams import StreamsConfig, make_streams, randomise
 from mlx_specstream.streams.files import identify, save_streams, tokenizer_hash
 from mlx_specstream.streams.folder import StreamSet, save_table
 from mlx_specstream.streams.ngram_table import NgramTable
-from mlx_specstream.training import report
+from mlx_specstream.train_report_live import Prompt
 from mlx_specstream.training.corpus import Corpus, Text, answers, templated
 from mlx_specstream.training.evaluate import evaluate
-from mlx_specstream.training.report import AUTO, PLAIN, Prompt, Run
+from mlx_specstream.training.report_files import written_whole
+from mlx_specstream.training.report_memory import measure_memory
+from mlx_specstream.training.report_quality import held_out_in_training, measure_held_out
+from mlx_specstream.training.report_speed import AUTO, PLAIN, Run, summarise
 from mlx_specstream.training.trainer import Plan, Trainer
 from mlx_specstream.training.trunk import TrunkCache
 
@@ -80,7 +85,7 @@ def prompts() -> list[Prompt]:
 @pytest.fixture(scope="module")
 def runs(streams: StreamSet, prompts: list[Prompt]) -> list[Run]:
     model = target_of("grouped").model
-    return report.measure_live(model, Letters(), streams, prompts, [0.0, 0.9], SIZE, seed=7)
+    return live.measure_live(model, Letters(), streams, prompts, [0.0, 0.9], SIZE, seed=7)
 
 
 # Held-out text ----------------------------------------------------------------------------------
@@ -97,10 +102,10 @@ def test_quality_is_that_of_the_texts_training_held_out(kind, corpus, tmp_path):
     save_streams(tmp_path / "out", heads, identify(target), {"training": trainer.summary()})
     expected = evaluate(heads, trunk, trainer.valid)
     seen = []
-    found = report.measure_held_out(
+    found = measure_held_out(
         heads, corpus, tmp_path / "out", progress=lambda *counts: seen.append(counts)
     )
-    assert report.held_out_in_training(tmp_path / "out", corpus) == trainer.valid
+    assert held_out_in_training(tmp_path / "out", corpus) == trainer.valid
     assert (found.texts, found.recorded) == (5, True)
     assert found.hits == expected.hits.tolist()
     assert found.tokens_per_pass == expected.tokens_per_pass
@@ -115,7 +120,7 @@ def test_the_last_texts_are_taken_where_no_training_is_recorded(corpus, tmp_path
     trunk.build()
     save_streams(tmp_path / "out", heads, identify(target))
     for folder in (None, tmp_path / "absent", tmp_path / "out"):
-        found = report.measure_held_out(heads, corpus, folder, texts=4)
+        found = measure_held_out(heads, corpus, folder, texts=4)
         assert (found.texts, found.recorded) == (4, False)
         assert found.hits == evaluate(heads, trunk, range(16, 20)).hits.tolist()
 
@@ -123,22 +128,35 @@ def test_the_last_texts_are_taken_where_no_training_is_recorded(corpus, tmp_path
 def test_texts_too_short_to_predict_in_are_refused(corpus):
     short = Corpus(tuple(t._replace(tokens=t.tokens[: PROMPT + 3]) for t in corpus), HASH)
     with pytest.raises(SpecStreamError, match="no text to measure on"):
-        report.measure_held_out(streams_of("grouped", "linear"), short, None)
+        measure_held_out(streams_of("grouped", "linear"), short, None)
 
 
 # Live decoding ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("text", ["none", "ngram|table:4,streams:2x1x1", "streams:3", "a:3x2x2"])
+@pytest.mark.parametrize(
+    "text",
+    ["none", "ngram|table:4,streams:3", "streams:3", "a:3x2x2", "a:4,b:0.0.0+1.0", "a:0+1+2"],
+)
 def test_a_tree_is_named_as_it_is_read(text):
-    assert report.tree_text(TreePlan.parse(text)) == text
+    assert live.tree_text(TreePlan.parse(text)) == text
 
 
 def test_the_trees_are_those_that_the_proposers_can_fill(streams):
-    both = report.fixed_trees(streams)
+    both = live.fixed_trees(target_of("grouped"), streams)
     assert both == ["ngram|table:4", "ngram|table:7", "ngram|table:4,streams:3", "streams:3",
                     "streams:3x2x2"]  # fmt: skip
-    assert report.fixed_trees(StreamSet()) == ["ngram:4", "ngram:7"]
+    assert live.fixed_trees(target_of("grouped"), StreamSet()) == ["ngram:4", "ngram:7"]
+
+
+@pytest.mark.parametrize("rates", [None, ((0.6, 0.3), (0.5, 0.2), (0.1, 0.1))])
+def test_the_trees_are_those_that_auto_chooses_from(rates):
+    target = target_of("grouped")
+    heads = randomise(make_streams(StreamsConfig("linear", 3, rates=rates), target), 1)
+    trees = live.fixed_trees(target, StreamSet(heads))
+    session = Session(target.model, Letters(), StreamSet(heads))
+    assert [TreePlan.parse(tree) for tree in trees[:-2]] == session._plans
+    assert trees[-2:] == ["streams:3", "streams:3x2x2"]
 
 
 def test_a_run_counts_what_generating_counts(runs, streams, prompts):
@@ -162,8 +180,8 @@ def test_a_run_counts_what_generating_counts(runs, streams, prompts):
 
 
 def test_every_way_is_run_and_only_the_second_runs_are_timed(runs, streams, prompts):
-    trees = report.fixed_trees(streams)
-    assert len(runs) == 2 * len(prompts) * (len(trees) + report.MORE_RUNS)
+    trees = live.fixed_trees(target_of("grouped"), streams)
+    assert len(runs) == 2 * len(prompts) * (len(trees) + 4)
     assert [run.way for run in runs[: len(trees) + 2]] == [PLAIN, *trees, AUTO]
     timed = [run.way for run in runs if run.timed]
     assert timed == [AUTO, PLAIN, PLAIN, AUTO] * 2
@@ -171,24 +189,24 @@ def test_every_way_is_run_and_only_the_second_runs_are_timed(runs, streams, prom
 
 def test_every_text_is_plain_decodings(runs, prompts):
     assert all(run.same for run in runs)
-    assert all(way.identical == way.prompts == len(prompts) for way in report.summarise(runs))
+    assert all(way.identical == way.prompts == len(prompts) for way in summarise(runs))
 
 
 def test_a_text_that_differs_is_noticed(streams, prompts):
     model = target_of("grouped").model
-    session = report.WatchedSession(model, Letters(), streams, report.speculation_of("streams:3"))
-    said, run = report.decode(session, prompts[0], Sampling(), SIZE, "streams:3", False, [])
+    session = live.WatchedSession(model, Letters(), streams, live.speculation_of("streams:3"))
+    said, run = live.decode(session, prompts[0], Sampling(), SIZE, "streams:3", False, None)
     wrong = [*said[:-1], said[-1] + 1]
-    _, other = report.decode(session, prompts[0], Sampling(), SIZE, "streams:3", False, wrong)
+    _, other = live.decode(session, prompts[0], Sampling(), SIZE, "streams:3", False, wrong)
     assert run.same and not other.same
-    (way,) = report.summarise([run, replace(run, prompt="another"), other])
+    (way,) = summarise([run, replace(run, prompt="another"), other])
     assert way.identical == 1  # one of its two runs differs
 
 
 def test_nothing_to_decode_is_refused(streams, prompts):
     for some, temperatures in ((prompts, []), ([], [0.0])):
         with pytest.raises(SpecStreamError, match="at least one"):
-            report.measure_live(None, None, streams, some, temperatures)
+            live.measure_live(None, None, streams, some, temperatures)
 
 
 # What the runs come to --------------------------------------------------------------------------
@@ -221,7 +239,7 @@ def test_predicted_and_measured_speed_up_follow_from_the_runs():
         run_of(2, PLAIN, {"none": 12}, 1.2, [0.1] * 11),
         run_of(2, AUTO, {"none": 1, "ngram:4": 4}, 0.7, [0.2] * 4),
     ]
-    tree, auto = report.summarise(runs)
+    tree, auto = summarise(runs)
     assert (tree.way, tree.tokens, tree.passes, tree.prompts) == ("ngram:4", 24, 10, 2)
     assert tree.tokens_per_pass == pytest.approx(2.4)
     assert tree.by_category == {"odd": 3.0, "even": 2.0}
@@ -235,7 +253,7 @@ def test_predicted_and_measured_speed_up_follow_from_the_runs():
 
 def test_no_pass_time_gives_no_prediction():
     runs = [run_of(0, PLAIN, {"none": 1}, 1.0, []), run_of(0, "ngram:4", {"ngram:4": 1}, 1.0, [])]
-    (way,) = report.summarise(runs)
+    (way,) = summarise(runs)
     assert (way.pass_seconds, way.cost, way.predicted) == (None, None, None)
 
 
@@ -244,7 +262,7 @@ def test_no_pass_time_gives_no_prediction():
 
 def test_memory_is_the_bytes_of_the_arrays(streams):
     model = target_of("grouped").model
-    memory = report.measure_memory(model, "float32", streams)
+    memory = measure_memory(model, "float32", streams)
     heads = streams.heads
     assert memory.target == sum(a.size * 4 for _, a in tree_flatten(model.parameters()))
     assert memory.heads == sum(a.size * 4 for _, a in tree_flatten(heads.parameters()))
@@ -253,7 +271,7 @@ def test_memory_is_the_bytes_of_the_arrays(streams):
     assert memory.table == streams.table.marks.nbytes + streams.table.chains.nbytes
     assert memory.added == streams.nbytes
     assert memory.share == pytest.approx(streams.nbytes / memory.target)
-    assert report.measure_memory(model, "float32", StreamSet()).added == 0
+    assert measure_memory(model, "float32", StreamSet()).added == 0
 
 
 # The command ------------------------------------------------------------------------------------
@@ -332,6 +350,16 @@ def test_the_command_writes_tables_json_and_a_picture(command, capsys, tmp_path)
     assert data[:8] == b"\x89PNG\r\n\x1a\n" and data[-8:-4] == b"IEND"
 
 
+def test_repeated_texts_count_once_as_they_do_in_training(command, corpus, place, tmp_path):
+    texts = [text for text in corpus.texts for _ in range(2)]
+    Corpus(tuple(texts), HASH).save(place / "twice.npz")
+    found = []
+    for name in ("c", "twice"):
+        command(f"--streams streams --data {name}.npz --json {tmp_path / name}.json")
+        found.append(json.loads((tmp_path / f"{name}.json").read_text())["held_out"])
+    assert found[0] == found[1]
+
+
 def test_without_data_and_prompts_it_tells_of_memory(command, capsys):
     command("--streams none")
     out, err = capsys.readouterr()
@@ -360,13 +388,13 @@ def test_ids_that_are_not_one_each_become_numbers(tmp_path):
 
 
 def test_a_text_that_differs_ends_in_an_error_after_the_report(command, capsys, monkeypatch):
-    honest = report.decode
+    honest = live.decode
 
     def lying(session, prompt, sampling, size, way, *rest):
         said, run = honest(session, prompt, sampling, size, way, *rest)
         return said, replace(run, same=run.same and (way, prompt.name) != ("ngram|table:7", "p2"))
 
-    monkeypatch.setattr(report, "decode", lying)
+    monkeypatch.setattr(live, "decode", lying)
     with pytest.raises(SpecStreamError, match="1 texts differ"):
         command("--streams streams --prompts p.jsonl --temps 0 --max-tokens 6")
     assert "1 of 2" in capsys.readouterr().out
@@ -398,6 +426,16 @@ def test_what_cannot_be_measured_is_one_line(command, corpus, place, given, mess
     with pytest.raises(SpecStreamError, match=message) as caught:
         command(given)
     assert "\n" not in str(caught.value)
+
+
+def test_a_file_stays_as_it_was_where_writing_fails(tmp_path):
+    path = tmp_path / "r.json"
+    path.write_text("before")
+    with pytest.raises(SpecStreamError, match="disk is full"), written_whole(path) as file:
+        file.write_text("half of it")
+        raise OSError(28, "the disk is full")
+    assert [p.name for p in tmp_path.iterdir()] == ["r.json"]
+    assert path.read_text() == "before"
 
 
 def test_a_missing_matplotlib_is_named_before_anything_is_measured(command, monkeypatch):

@@ -23,6 +23,7 @@ from ..errors import SpecStreamError
 from ..target import PassOutput, Rows, Target, TreeLayout
 from .config import StreamsConfig
 from .heads import StreamHeads, stream_rows
+from .packing import packed, plain
 
 # The linear maps of a block that get an adapter.
 ATTENTION_MAPS = ("q_proj", "k_proj", "v_proj", "o_proj")
@@ -39,6 +40,17 @@ class LowRank(nn.Module):
 
     def __call__(self, x: mx.array) -> mx.array:
         return (x @ self.a) @ self.b
+
+
+class PackedLowRank(nn.Module):
+    """A ``LowRank`` in fewer bits."""
+
+    def __init__(self, adapter: LowRank):
+        super().__init__()
+        self.down, self.up = packed(plain(adapter.a.T)), packed(plain(adapter.b.T))
+
+    def __call__(self, x: mx.array) -> mx.array:
+        return self.up(self.down(x))
 
 
 class StreamLinear(nn.Module):
@@ -86,6 +98,7 @@ class MultiStreamAttention(StreamHeads):
         shape = (config.gamma, inputs, config.start_rank)
         self.start_a = mx.random.normal(shape, scale=inputs**-0.5, key=mx.random.key(1))
         self.start_b = mx.zeros((config.gamma, config.start_rank, target.hidden_size))
+        self.start_maps: list[PackedLowRank] = []  # in place of these two once packed
         self._adapted: dict[int, list[Any]] = {}
 
     @property
@@ -112,9 +125,24 @@ class MultiStreamAttention(StreamHeads):
     def starts(self, entering: mx.array, newest: mx.array | None) -> mx.array:
         """Where the streams of some rows start, ``(rows, gamma, hidden)``; see ``known``."""
         known = self.known(entering, newest)
-        ahead = (known @ self.start_a) @ self.start_b  # (gamma, rows, hidden)
+        if self.start_maps:
+            ahead = mx.stack([start(known) for start in self.start_maps])
+        else:
+            ahead = (known @ self.start_a) @ self.start_b  # (gamma, rows, hidden)
         starts = entering[:, None] + ahead.swapaxes(0, 1) + self.start[None]
         return starts.astype(self.target.dtype)
+
+    def _pack(self) -> None:
+        self.adapters = [
+            {name: PackedLowRank(adapter) for name, adapter in adapters.items()}
+            for adapters in self.adapters
+        ]
+        maps = [LowRank(1, 1, 1, seed=0) for _ in range(self.config.gamma)]
+        for number, start in enumerate(maps):
+            start.a, start.b = self.start_a[number], self.start_b[number]
+        self.start_maps = [PackedLowRank(start) for start in maps]
+        del self.start_a, self.start_b
+        self._adapted.clear()
 
     def blocks(self, main_rows: int) -> list[Any]:
         """The top blocks with adapters on the rows from ``main_rows`` on."""

@@ -26,6 +26,8 @@ class StreamsConfig:
         start_rank: For attention: rank of the map that a stream's start is made with.
         correction_rank: Rank of the token-conditioned correction; 0 leaves it out.
         draft_vocab: Token ids that streams may propose, or None for all.
+        rates: How often each stream's k-th candidate is right where those before it are, measured
+            on held-out text; None if nobody has measured. Trees are made from them.
 
     Raises:
         SpecStreamError: If a value makes no sense.
@@ -39,17 +41,35 @@ class StreamsConfig:
     start_rank: int = 128
     correction_rank: int = 64
     draft_vocab: tuple[int, ...] | None = None
+    rates: tuple[tuple[float, ...], ...] | None = None
 
     def __post_init__(self) -> None:
         if self.method not in METHODS:
             raise SpecStreamError(f"streams method '{self.method}' is not one of {METHODS}")
         if self.mode not in MODES:
             raise SpecStreamError(f"streams mode '{self.mode}' is not one of {MODES}")
+        if self.rates is not None:
+            self._check_rates(self.rates)
         least_of = {"gamma": 1, "layers": 1, "rank": 1, "start_rank": 1, "correction_rank": 0}
         for name, least in least_of.items():
             value = getattr(self, name)
             if not isinstance(value, int) or value < least:
                 raise SpecStreamError(f"streams {name} must be at least {least}, not {value!r}")
+
+    def _check_rates(self, rates: Any) -> None:
+        """Make them hashable, as the rest is.
+
+        Raises:
+            SpecStreamError: If they are not numbers from 0 to 1, a row for each stream.
+        """
+        try:
+            rows = tuple(tuple(float(rate) for rate in row) for row in rates)
+            right = len(rows) == self.gamma and all(0 <= r <= 1 for row in rows for r in row)
+        except (TypeError, ValueError):
+            right = False
+        if not right:
+            raise SpecStreamError(f"streams rates must be numbers for {self.gamma} streams")
+        object.__setattr__(self, "rates", rows)
 
     def to_dict(self) -> dict[str, Any]:
         """The fields that apply to the method, ready for JSON; the draft vocabulary is not one."""
@@ -57,4 +77,6 @@ class StreamsConfig:
         if self.method == "attention":
             fields |= {"mode": self.mode, "layers": self.layers, "rank": self.rank}
             fields["start_rank"] = self.start_rank
+        if self.rates is not None:
+            fields["rates"] = [list(depth) for depth in self.rates]
         return fields | {"correction_rank": self.correction_rank}

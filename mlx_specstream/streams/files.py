@@ -132,7 +132,11 @@ def _rows(module: Any, ids: mx.array) -> mx.array:
 
 
 def save_streams(
-    folder: str | Path, streams: StreamHeads, identity: Identity, extra: dict | None = None
+    folder: str | Path,
+    streams: StreamHeads,
+    identity: Identity,
+    extra: dict | None = None,
+    dtype: mx.Dtype | None = None,
 ) -> None:
     """Write a streams folder; each file appears whole or not at all.
 
@@ -141,6 +145,7 @@ def save_streams(
         streams: What to write.
         identity: The target's, from ``identify``.
         extra: More fields for ``config.json`` (training summary, self-test).
+        dtype: Of the parameters in the file; as they are by default.
 
     Raises:
         SpecStreamError: If the folder cannot be written.
@@ -158,7 +163,10 @@ def save_streams(
         "target": vars(identity),
         **(extra or {}),
     }
-    arrays = dict(tree_flatten(streams.parameters()))
+    arrays = {
+        name: value if dtype is None else value.astype(dtype)
+        for name, value in tree_flatten(streams.parameters())
+    }
     if streams.config.draft_vocab is not None:
         arrays["draft_vocab"] = mx.array(streams.config.draft_vocab, dtype=mx.int32)
     folder = Path(folder)
@@ -239,7 +247,8 @@ def load_streams(
             f"{folder}: '{odd}' is {found.get(odd, 'missing')}, expected "
             f"{expected.get(odd, 'nothing of that name')}; the files do not belong together"
         )
-    streams.update(tree_unflatten(list(arrays.items())))
+    kept = [(name, value.astype(target.dtype)) for name, value in arrays.items()]
+    streams.update(tree_unflatten(kept))
     streams.prepare()
     if made_for.weights != ours.weights:
         other_weights(OtherWeights(folder, made_for, streams, config.get("self_test")))

@@ -51,7 +51,7 @@ def load_folder(
     tokenizer: Any = None,
     other_weights: Callable[[OtherWeights], None] = OtherWeights.warn,
 ) -> StreamSet:
-    """Read what a streams folder holds; arguments as for ``files.load_streams``.
+    """Read what a streams folder holds, to decode with; arguments as for ``files.load_streams``.
 
     Raises:
         SpecStreamError: If it holds nothing, or something damaged or made for another target.
@@ -61,7 +61,8 @@ def load_folder(
     table = load_table(folder, target, tokenizer) if has_table else None
     if has_table and not (folder / CONFIG_FILE).exists():
         return StreamSet(table=table, name=folder.name)
-    return StreamSet(load_streams(folder, target, tokenizer, other_weights), table, folder.name)
+    heads = load_streams(folder, target, tokenizer, other_weights).compact()
+    return StreamSet(heads, table, folder.name)
 
 
 def save_table(folder: str | Path, table: NgramTable, vocab_size: int, tokenizer: str) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 from ..errors import SpecStreamError
 from ..target import PassOutput, Rows, Target, TreeLayout
 from .config import StreamsConfig
+from .packing import packed, plain
 
 
 class StreamHeads(nn.Module):
@@ -44,7 +45,7 @@ class StreamHeads(nn.Module):
         if ids is not None:
             self._draft_ids = mx.array(ids, dtype=mx.int32)
             self._draft_head = target.family.head_rows(self._draft_ids)
-        self._draft_keys: mx.array | None = None
+        self._draft_keys: nn.Module | None = None
         self._draft_embedded: mx.array | None = None
 
     # What subclasses provide ------------------------------------------------------------------
@@ -91,14 +92,35 @@ class StreamHeads(nn.Module):
         """
         raise NotImplementedError
 
+    def _pack(self) -> None:
+        """Store the parameters of the subclass in fewer bits; see ``compact``."""
+        raise NotImplementedError
+
     # What they share --------------------------------------------------------------------------
 
     def prepare(self) -> StreamHeads:
         """Compute what proposing needs and training would change; call after loading weights."""
         if self.config.correction_rank:
-            self._draft_keys = (self.draft_embeddings() @ self.correction_b).T
-            mx.eval(self._draft_keys)
+            keys = self.draft_embeddings() @ self.correction_b
+            self._draft_keys = plain(keys)
+            mx.eval(self._draft_keys.parameters())
             self._draft_embedded = None  # only training needs them again
+        return self
+
+    def compact(self) -> StreamHeads:
+        """Store everything in fewer bits, once and for good: for decoding on a packed target.
+
+        8 bits a weight for what the streams own, 4 for their rows of the target's head. Streams
+        whose target is not packed stay as they are.
+        """
+        if not self.target.is_packed:
+            return self
+        self._pack()
+        if self._draft_head is not None:
+            self._draft_head = packed(self._draft_head, bits=4)
+        if self._draft_keys is not None:
+            self._draft_keys = packed(self._draft_keys)
+            self.correction_a = self.correction_a.astype(self.target.dtype)
         return self
 
     def draft_embeddings(self) -> mx.array:
@@ -119,7 +141,7 @@ class StreamHeads(nn.Module):
         """What tokens add to the scores below them, ``(n,) -> (n, draft vocabulary)``."""
         if self._draft_keys is None:
             return mx.zeros((1, 1))
-        return (self.target.family.embed(tokens)[0] @ self.correction_a) @ self._draft_keys
+        return self._draft_keys(self.target.family.embed(tokens)[0] @ self.correction_a)
 
     def draft_columns(self, noise: mx.array) -> mx.array:
         """The draft vocabulary's part of ``(vocabulary,)``."""
@@ -131,9 +153,8 @@ class StreamHeads(nn.Module):
 
     def memory_bytes(self) -> int:
         """Bytes the streams add to the target: parameters and what ``prepare`` made."""
-        extra = [] if self._draft_head is None else list(self._draft_head.values())
-        arrays = [*_arrays(self.parameters()), *_arrays(extra), *_arrays([self._draft_keys])]
-        return sum(array.nbytes for array in arrays)
+        made = [list(m.values()) for m in (self._draft_head, self._draft_keys) if m is not None]
+        return sum(array.nbytes for array in [*_arrays(self.parameters()), *_arrays(made)])
 
 
 def _arrays(tree: object) -> list[mx.array]:

@@ -12,6 +12,7 @@ import mlx.nn as nn
 from ..target import PassOutput, Target
 from .config import StreamsConfig
 from .heads import StreamHeads
+from .packing import packed, plain
 
 
 class LinearHeads(StreamHeads):
@@ -24,6 +25,7 @@ class LinearHeads(StreamHeads):
         super().__init__(config, target)
         size = target.hidden_size
         self.weight = mx.zeros((config.gamma, size, size))
+        self.maps: list[nn.Module] = []  # in place of the weight once packed
         self.bias = mx.zeros((config.gamma, size))
 
     def blank(self) -> mx.array:
@@ -35,4 +37,12 @@ class LinearHeads(StreamHeads):
     def draft_hidden(
         self, seen: mx.array, root: mx.array, kv: list[mx.array], length: mx.array, extent: int
     ) -> tuple[mx.array, list[mx.array]]:
-        return seen[None] + nn.silu(self.weight @ seen + self.bias), kv
+        if self.maps:
+            inner = mx.stack([linear(seen[None])[0] for linear in self.maps]) + self.bias
+        else:
+            inner = self.weight @ seen + self.bias
+        return seen[None] + nn.silu(inner), kv
+
+    def _pack(self) -> None:
+        self.maps = [packed(plain(self.weight[j])) for j in range(self.config.gamma)]
+        del self.weight

@@ -110,6 +110,11 @@ class Target:
         # What hidden states are in; known without computing anything.
         self.dtype: mx.Dtype = self.family.embed(mx.zeros((1,), dtype=mx.int32)).dtype
 
+    @property
+    def is_packed(self) -> bool:
+        """Whether the target's weights are quantized in memory."""
+        return isinstance(self.blocks[0].self_attn.q_proj, nn.QuantizedLinear)
+
     @classmethod
     def of(cls, model: Any) -> Target:
         """The model's target, made once and kept with the model.

@@ -21,11 +21,14 @@ class Quality:
 
     Args:
         hits: ``hits[j, k]``: share of anchors where stream j+1's k-th candidate is the token.
+        rates: The same, among the anchors whose lower streams had the token among their
+            candidates: what a tree's nodes are worth (``decode.plan.best_paths``).
         tokens_per_pass: Expected for a chain, and for the trees of the best 2 and 4 of each
             stream: 1 + sum over depths of the share of anchors right at all depths so far.
     """
 
     hits: np.ndarray
+    rates: np.ndarray
     tokens_per_pass: dict[str, float]
 
     @property
@@ -67,8 +70,13 @@ def evaluate(
     ranks = np.concatenate(rank_of)
     count = max(len(ranks), 1)
     hits = np.stack([(ranks == k).sum(0) / count for k in range(RANKS)], axis=1)
+    reached = np.cumprod(np.pad(ranks < RANKS, ((0, 0), (1, 0)), constant_values=True), axis=1)
+    rates = (
+        np.stack([((ranks == k) & (reached[:, :-1] > 0)).sum(0) for k in range(RANKS)], axis=1)
+        / np.maximum(reached[:, :-1].sum(0), 1)[:, None]
+    )
     expected = {
         name: 1 + float(np.cumprod(ranks < width, axis=1).sum() / count)
         for name, width in (("chain", 1), ("top-2", 2), ("top-4", 4))
     }
-    return Quality(hits, expected)
+    return Quality(hits, rates, expected)

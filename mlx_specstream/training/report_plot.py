@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from ..errors import SpecStreamError
-from .report import HeldOut, Way
+from .report_files import written_whole
+from .report_quality import HeldOut
+from .report_speed import Way
 
 # Told apart in black and white: a grey and a hatch for each bar of a group.
 GREYS = ("0.2", "0.95", "0.6", "0.8", "0.4", "0.9")
@@ -52,12 +52,8 @@ def draw(path: Path, title: str, held_out: HeldOut | None, ways: Sequence[Way]) 
         _ranks(axes.pop(0), held_out)
     for axis, temperature in zip(axes, temperatures, strict=True):
         _trees(axis, temperature, [way for way in ways if way.temperature == temperature])
-    try:
-        with tempfile.TemporaryDirectory(dir=path.parent, prefix=".writing-") as work:
-            figure.savefig(Path(work) / "report.png", format="png")
-            os.replace(Path(work) / "report.png", path)
-    except OSError as error:
-        raise SpecStreamError(f"cannot write {path}: {error.strerror or error}") from error
+    with written_whole(path) as file:
+        figure.savefig(file, format="png")
 
 
 def _ranks(axis: Any, held_out: HeldOut) -> None:

@@ -12,7 +12,7 @@ import os
 import shutil
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -101,12 +101,20 @@ class Progress:
     history: list[dict[str, Any]] = field(default_factory=list)
 
 
-def draft_vocabulary(corpus: Corpus, size: int) -> tuple[int, ...]:
-    """The ``size`` most frequent tokens of the answers, by id."""
+def draft_vocabulary(corpus: Corpus, size: int, known: Iterable[int] = ()) -> tuple[int, ...]:
+    """The ``size`` most frequent tokens of the answers, by id.
+
+    Args:
+        corpus: The texts.
+        size: How many, at most.
+        known: Taken in, in this order, where the answers have fewer tokens than that.
+    """
     counts: Counter[int] = Counter()
     for text in corpus:
         counts.update(text.tokens[text.answer :].tolist())
-    return tuple(sorted(token for token, _ in counts.most_common(size)))
+    chosen = dict.fromkeys(token for token, _ in counts.most_common(size))
+    chosen |= dict.fromkeys(known)
+    return tuple(sorted(list(chosen)[:size]))
 
 
 def planned_steps(folder: Path) -> int | None:
@@ -234,7 +242,10 @@ class Trainer:
         progress.stale = 0 if better else progress.stale + 1
         if better:
             progress.best = value
-            save_streams(self.folder, self.heads, self.identity, {"training": self.summary()})
+            rates = tuple(map(tuple, quality.rates.round(4).tolist()))
+            self.heads.config = replace(self.heads.config, rates=rates)
+            extra = {"training": self.summary()}
+            save_streams(self.folder, self.heads, self.identity, extra, mx.float16)
         self.checkpoint()
         return quality
 
