@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import mlx.core as mx
 import numpy as np
 import pytest
@@ -283,7 +285,7 @@ def test_plans_are_read_as_written():
 
 
 @pytest.mark.parametrize(
-    "text", ["", "ngram", "ngram:", "ngram:0", "a:2x0", "a:x2", "a:2,", "a:-1", "a:1.5", "a:64",
+    "text", ["", "ngram", "ngram:", "ngram:0", "a:2x0", "a:x2", "a:2,", "a:-1", "a:1.5.", "a:64",
              "a:4x4x4", "none,a:2"]
 )  # fmt: skip
 def test_a_plan_that_cannot_be_read_or_run_is_refused(text):
@@ -299,3 +301,26 @@ def test_a_plan_that_the_proposers_cannot_fill_is_refused(plan, message):
     streams = StreamProposer(streams_of("grouped", "linear"))
     with pytest.raises(UsageError, match=message):
         reports(target_of("grouped"), PROMPT, 5, plan, None, (streams,))
+
+
+class Alternating:
+    """A plan after the other, over and over."""
+
+    def __init__(self, *plans: str):
+        self.plans = itertools.cycle([TreePlan.parse(plan) for plan in plans])
+
+    def plan(self) -> TreePlan:
+        return next(self.plans)
+
+    def observe(self, plan, report) -> None:
+        pass
+
+
+@pytest.mark.parametrize("kind", ["linear", "deferred"])
+def test_streams_that_ride_along_propose_in_whatever_pass_they_join(kind):
+    target, prompt = target_of("grouped"), text_of(12)
+    decoder = Decoder(target, [StreamProposer(streams_of("grouped", kind))])
+    planner = Alternating("none", "none", "streams:2")
+    passes = decoder.decode(prompt, filled(target, prompt[:-1]), planner, Sampling(), 1)
+    proposed = [next(passes).proposed["streams"] for _ in range(9)]
+    assert proposed == [0, 0, 2] * 3

@@ -228,8 +228,10 @@ class Decoder:
         """The function that runs a plan's passes, and the cache rows that one writes."""
         used = [p for p in self.proposers if p.name in plan.proposers]
         model: Target | StreamHeads = self.target
-        for proposer in used:
-            if isinstance(proposer, StreamProposer):
+        for proposer in self.proposers:
+            # Where watching the pass is free, streams know their state in whatever pass they join.
+            watches = isinstance(proposer, StreamProposer) and proposer.streams.rides_along
+            if isinstance(proposer, StreamProposer) and (proposer in used or watches):
                 model = proposer.streams
         rows = max([model.rows_written(plan.layout), *(p.scratch_rows for p in used)])
         run = partial(one_pass, model, self.proposers, plan, sampling)

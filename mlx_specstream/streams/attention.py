@@ -102,6 +102,10 @@ class MultiStreamAttention(StreamHeads):
         self._adapted: dict[int, list[Any]] = {}
 
     @property
+    def rides_along(self) -> bool:
+        return self._deferred
+
+    @property
     def scratch_rows(self) -> int:
         return self.config.gamma if self._deferred else 0
 

@@ -51,6 +51,11 @@ class StreamHeads(nn.Module):
     # What subclasses provide ------------------------------------------------------------------
 
     @property
+    def rides_along(self) -> bool:
+        """Whether ``forward`` costs no more than the target's own pass."""
+        return True
+
+    @property
     def scratch_rows(self) -> int:
         """Cache rows past the prefix that ``draft_hidden`` writes."""
         return 0
