@@ -10,12 +10,12 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from mlx.utils import tree_flatten
-from tiny import HALF, decoded, filled, run_tree, target_of, text_of
+from tiny import HALF, build, decoded, filled, run_tree, target_of, text_of
 
 from mlx_specstream import Sampling, SpecStreamError
 from mlx_specstream.streams import StreamsConfig, make_streams, randomise
 from mlx_specstream.streams.files import identify, load_streams
-from mlx_specstream.target import TreeLayout
+from mlx_specstream.target import Target, TreeLayout
 from mlx_specstream.training.corpus import Corpus, Text, answers, from_answers
 from mlx_specstream.training.evaluate import evaluate
 from mlx_specstream.training.forward import stream_hidden
@@ -186,6 +186,17 @@ def test_a_stopped_cache_goes_on_where_it_was(corpus, tmp_path, monkeypatch):
     assert trunk.missing() == []
     parts = [corpus.texts[n * 7 : (n + 1) * 7] for n in left]
     assert seen[-1] == sum(len(text.tokens) for part in parts for text in part)
+
+
+def test_a_corpus_that_grows_keeps_its_shards(corpus, tmp_path, monkeypatch):
+    monkeypatch.setattr("mlx_specstream.training.trunk.SHARD", 8)
+    target = target_of("grouped")
+    TrunkCache(tmp_path, target, Corpus(corpus.texts[:20], "h"), 0).build()
+    grown = TrunkCache(tmp_path, target, corpus, 0)
+    assert grown.missing() == [2]  # 16 texts fill two shards; the rest is a shard of its own
+    other = Target.of(build(seed=1))
+    assert TrunkCache(tmp_path, other, corpus, 0).missing() == [0, 1, 2]
+    assert TrunkCache(tmp_path, target, corpus, 1).missing() == [0, 1, 2]
 
 
 def test_a_cache_that_does_not_fit_the_disk_is_refused(corpus, tmp_path, monkeypatch):

@@ -8,7 +8,6 @@ positions. float16 on disk, one safetensors file per ``SHARD`` texts, read by me
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import shutil
 from collections.abc import Callable
@@ -21,6 +20,7 @@ import numpy as np
 from safetensors import safe_open
 
 from ..errors import SpecStreamError
+from ..streams.files import weights_fingerprint
 from ..target import Target, TreeLayout
 from ..target.cache import extent
 from .corpus import Corpus, Text
@@ -48,19 +48,20 @@ class TrunkCache:
     """Trunk states of a corpus in a folder, computed where missing.
 
     Args:
-        folder: Where shards are kept, one folder in it for each corpus and number of layers; None
-            keeps nothing and computes what is read.
+        folder: Where shards are kept, in a folder for each target and number of layers, named by
+            their texts: a corpus that grows at its end keeps the shards it has. None keeps
+            nothing and computes what is read.
         target: The target.
         corpus: The texts.
         layers: Top layers whose inputs, keys and values are wanted; 0 for the final state only.
     """
 
     def __init__(self, folder: str | Path | None, target: Target, corpus: Corpus, layers: int = 0):
-        digest = hashlib.sha256(json.dumps([corpus.tokenizer, layers, SHARD]).encode())
-        for text in corpus:
-            digest.update(text.tokens.tobytes())
-        self.folder = None if folder is None else Path(folder) / digest.hexdigest()[:16]
         self.target, self.corpus, self.layers = target, corpus, layers
+        self.folder = None
+        if folder is not None:
+            self.folder = Path(folder) / f"{weights_fingerprint(target)[:16]}-{layers}"
+            self._names = [self._name(number) for number in range(self.shards)]
         self._open: dict[int, Any] = {}
 
     @property
@@ -168,4 +169,11 @@ class TrunkCache:
 
     def _file(self, number: int) -> Path:
         assert self.folder is not None
-        return self.folder / f"trunk-{number:05}.safetensors"
+        return self.folder / self._names[number]
+
+    def _name(self, number: int) -> str:
+        """File name of a shard: the hash of its texts."""
+        digest = hashlib.sha256()
+        for text in self.corpus.texts[number * SHARD : (number + 1) * SHARD]:
+            digest.update(f"{text.answer},{len(text.tokens)};".encode() + text.tokens.tobytes())
+        return f"{digest.hexdigest()[:24]}.safetensors"
