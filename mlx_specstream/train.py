@@ -36,6 +36,7 @@ from .train_progress import progress_bar
 from .training import trainer as training
 from .training.corpus import Corpus, answers
 from .training.distill import read_prompts
+from .training.memory import training_memory
 from .training.start import fit_starts
 from .training.trunk import TrunkCache
 
@@ -247,6 +248,8 @@ def train(
     identity = identify(target, tokenizer, model._specstream_loaded.name)
     steps = args.steps or training.planned_steps(args.out)
     trainer = training.Trainer(heads, trunk, plan, args.out, identity)
+    bound = training_memory(heads, plan, max(len(text.tokens) for text in corpus))
+    console.print(f"training takes {bound.total / 1e9:.1f} GB at most")
     build_trunk(trunk, console)
     if steps is None:
         steps = steps_for(trainer, end - time.perf_counter())

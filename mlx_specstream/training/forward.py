@@ -53,7 +53,8 @@ def stream_hidden(
     rows = mx.array(anchors - first)
     if isinstance(heads, LinearHeads):
         seen = states.final[rows]
-        residual = mx.einsum("ah,goh->ago", seen, heads.weight) + heads.bias
+        inner = (seen[None] @ heads.weight.swapaxes(1, 2)).swapaxes(0, 1)
+        residual = inner + heads.bias
         return seen[:, None] + nn.silu(residual)
     if not isinstance(heads, MultiStreamAttention):
         raise SpecStreamError(f"cannot train {type(heads).__name__}")
