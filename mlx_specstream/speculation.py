@@ -12,7 +12,7 @@ from .errors import UsageError
 from .streams.folder import StreamSet
 from .target import Target
 
-STREAM_NODES = 5  # of the streams' tree beside a chain of lookups
+STREAM_NODES = 4  # of the streams' tree beside a chain of lookups
 
 
 @dataclass(frozen=True)

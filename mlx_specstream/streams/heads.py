@@ -104,12 +104,16 @@ class StreamHeads(nn.Module):
     # What they share --------------------------------------------------------------------------
 
     def prepare(self) -> StreamHeads:
-        """Compute what proposing needs and training would change; call after loading weights."""
+        """Compute what proposing needs and training would change; call after loading weights.
+
+        Everything is evaluated: a traced pass would compute again, every time, what is not.
+        """
         if self.config.correction_rank:
             keys = self.draft_embeddings() @ self.correction_b
             self._draft_keys = plain(keys)
             mx.eval(self._draft_keys.parameters())
             self._draft_embedded = None  # only training needs them again
+        mx.eval(self.parameters(), *self._made())
         return self
 
     def compact(self) -> StreamHeads:
@@ -126,6 +130,7 @@ class StreamHeads(nn.Module):
         if self._draft_keys is not None:
             self._draft_keys = packed(self._draft_keys)
             self.correction_a = self.correction_a.astype(self.target.dtype)
+        mx.eval(self.parameters(), *self._made())
         return self
 
     def draft_embeddings(self) -> mx.array:
@@ -158,8 +163,13 @@ class StreamHeads(nn.Module):
 
     def memory_bytes(self) -> int:
         """Bytes the streams add to the target: parameters and what ``prepare`` made."""
-        made = [list(m.values()) for m in (self._draft_head, self._draft_keys) if m is not None]
-        return sum(array.nbytes for array in [*_arrays(self.parameters()), *_arrays(made)])
+        arrays = [*_arrays(self.parameters()), *self._made()]
+        return sum(array.nbytes for array in arrays)
+
+    def _made(self) -> list[mx.array]:
+        """What ``prepare`` made of the target and the parameters."""
+        made = [m for m in (self._draft_head, self._draft_keys) if m is not None]
+        return _arrays([list(module.values()) for module in made])
 
 
 def _arrays(tree: object) -> list[mx.array]:
