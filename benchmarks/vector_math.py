@@ -49,11 +49,11 @@ def main() -> None:
             *medians(lambda: mx.exp(x), lambda: ours(x))
         )
     )
-    for rows in (1, 8, 256):
+    for rows in (96, 256):
         gate = mx.array(normal(size=(rows, 1536)).astype(np.float32))
         pair = medians(partial(theirs, gate, gate), partial(vector_math.swiglu, gate, gate))
         print("| gates, {} rows × 1536 | {:.2f} | {:.2f} |".format(rows, *pair))
-    for rows, keys in ((1, 320), (8, 320), (256, 256)):
+    for rows, keys in ((96, 320), (256, 256)):
         scores = mx.array(normal(size=(9, rows, keys)).astype(np.float32))
         pair = medians(partial(mx.softmax, scores, axis=-1), partial(vector_math.softmax, scores))
         print(
