@@ -93,13 +93,17 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--category", help="only prompts of these categories, joined by commas")
     parser.add_argument("--csv", type=Path, help="raw seconds of every run")
+    parser.add_argument(
+        "--methods", default="mlx-lm,plain,ngram,default", help="which of them, joined by commas"
+    )
     args = parser.parse_args()
 
     prompts = [json.loads(line) for line in args.prompts.read_text().splitlines()]
     if args.category:
         prompts = [p for p in prompts if p["category"] in args.category.split(",")]
     runner = Runner(args.max_tokens)
-    names = list(runner.methods)
+    names = [name for name in runner.methods if name in args.methods.split(",")]
+    shown = [ratio for ratio in RATIOS if set(ratio[1:]) <= set(names)]
     for name in names:  # warm up: compile, page in
         runner.methods[name](runner.tokens("Write the word apple ten times, then pear ten times."))
 
@@ -110,7 +114,7 @@ def main() -> None:
         f"{'prompt':14} {'tokens':>6}"
         + "".join(f" {name:>8}" for name in names)
         + f" {'tok/pass':>11}"
-        + "".join(f" {label:>14}" for label, _, _ in RATIOS)
+        + "".join(f" {label:>14}" for label, _, _ in shown)
     )
     for number, prompt in enumerate(prompts):
         tokens = runner.tokens(prompt["prompt"])
@@ -126,20 +130,20 @@ def main() -> None:
                     [prompt["id"], prompt["category"], name, turn, len(ids[name]),
                      per_pass[name], took]
                 )  # fmt: skip
-        if any(ids[name] != ids["plain"] for name in names):
+        if any(ids[name] != ids[names[0]] for name in names):
             pairs = zip(*ids.values(), strict=False)
             at = next((i for i, tokens_at in enumerate(pairs) if len(set(tokens_at)) > 1), -1)
             print(f"{prompt['id']:14} DIFFERENT from token {at} on")
             continue
         mid = {name: statistics.median(values) for name, values in seconds.items()}
-        mine = {label: mid[slow] / mid[fast] for label, slow, fast in RATIOS}
+        mine = {label: mid[slow] / mid[fast] for label, slow, fast in shown}
         ratios.append((prompt["category"], mine))
-        count = len(ids["plain"])
+        count = len(ids[names[0]])
         print(
             f"{prompt['id']:14} {count:6}"
             + "".join(f" {1e3 * mid[name] / max(count - 1, 1):8.1f}" for name in names)
-            + f"   {per_pass['ngram']:4.2f} {per_pass['default']:4.2f}"
-            + "".join(f" {mine[label]:14.3f}" for label, _, _ in RATIOS),
+            + "".join(f"  {per_pass.get(name, 1.0):4.2f}" for name in ("ngram", "default"))
+            + "".join(f" {mine[label]:14.3f}" for label, _, _ in shown),
             flush=True,
         )
 
@@ -148,7 +152,7 @@ def main() -> None:
         rows = [mine for c, mine in ratios if category in (c, "all")]
         print(
             f"{category:14}"
-            + "".join(f" {k} {geometric_mean([row[k] for row in rows]):.3f}" for k, _, _ in RATIOS)
+            + "".join(f" {k} {geometric_mean([row[k] for row in rows]):.3f}" for k, _, _ in shown)
         )
     print(
         f"\n{platform.machine()} {platform.system()}, mlx {version('mlx')}, "

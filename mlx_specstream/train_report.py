@@ -53,7 +53,9 @@ def arguments(argv: list[str]) -> argparse.Namespace:
         prog="python -m mlx_specstream.train report",
         description="Measure streams: quality, tokens per pass, speed-up, memory.",
     )
-    parser.add_argument("--data", type=Path, help="corpus to measure quality on (.npz, or JSONL)")
+    parser.add_argument(
+        "--data", nargs="+", type=Path, help="corpora to measure quality on (.npz, or JSONL)"
+    )
     parser.add_argument(
         "--texts",
         type=options.positive,
@@ -75,8 +77,9 @@ def arguments(argv: list[str]) -> argparse.Namespace:
     if args.prompts:
         tasks = read_prompts(args.prompts)
         args.tasks = dict(zip(ids_of(args.prompts, tasks), tasks, strict=True))
-    if args.data and not args.data.is_file():
-        raise SpecStreamError(f"there is no corpus {args.data}")
+    for path in args.data or ():
+        if not path.is_file():
+            raise SpecStreamError(f"there is no corpus {path}")
     if args.png:
         if not (args.data or args.prompts):
             raise UsageError("--png has nothing to draw: give --data or --prompts as well")
@@ -174,7 +177,7 @@ def main(argv: list[str]) -> None:
                 f"--data measures stream heads and there are none ({name}): name a folder that "
                 "has some with --streams, or leave --data out"
             )
-        corpus = read_corpora([args.data], tokenizer, None)
+        corpus = read_corpora(args.data, tokenizer, None)
         with watched(console, "held-out tokens") as progress:
             held_out = measure_held_out(streams.heads, corpus, folder, args.texts, progress)
     if prompts:

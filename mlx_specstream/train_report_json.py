@@ -35,7 +35,7 @@ def circumstances(args: argparse.Namespace, model: Any, folder: Path | None) -> 
         "model": loaded.name if loaded else type(model).__name__,
         "streams": str(folder) if folder else None,
         "settings": {
-            "data": args.data and str(args.data),
+            "data": args.data and [str(path) for path in args.data],
             "texts": args.texts,
             "prompts": args.prompts and str(args.prompts),
             "temperatures": args.temps,

@@ -112,7 +112,7 @@ class StreamHeads(nn.Module):
             keys = self.draft_embeddings() @ self.correction_b
             self._draft_keys = plain(keys)
             mx.eval(self._draft_keys.parameters())
-            self._draft_embedded = None  # only training needs them again
+            self.let_go()
         mx.eval(self.parameters(), *self._made())
         return self
 
@@ -141,6 +141,10 @@ class StreamHeads(nn.Module):
             self._draft_embedded = self.target.family.embed(every)[0]
             mx.eval(self._draft_embedded)
         return self._draft_embedded
+
+    def let_go(self) -> None:
+        """Free what only training and evaluation need."""
+        self._draft_embedded = None
 
     def draft_logits(self, hidden: mx.array) -> mx.array:
         """Scores of the draft vocabulary, ``(gamma, hidden) -> (gamma, draft vocabulary)``."""

@@ -37,11 +37,15 @@ class LinearHeads(StreamHeads):
     def draft_hidden(
         self, seen: mx.array, root: mx.array, kv: list[mx.array], length: mx.array, extent: int
     ) -> tuple[mx.array, list[mx.array]]:
+        return self.ahead(seen[None])[0], kv
+
+    def ahead(self, seen: mx.array) -> mx.array:
+        """The streams' hidden states, ``(rows, hidden) -> (rows, gamma, hidden)``."""
         if self.maps:
-            inner = mx.stack([linear(seen[None])[0] for linear in self.maps]) + self.bias
+            inner = mx.stack([linear(seen) for linear in self.maps], axis=1)
         else:
-            inner = self.weight @ seen + self.bias
-        return seen[None] + nn.silu(inner), kv
+            inner = (seen[None] @ self.weight.swapaxes(1, 2)).swapaxes(0, 1)
+        return seen[:, None] + nn.silu(inner + self.bias)
 
     def _pack(self) -> None:
         self.maps = [packed(plain(self.weight[j])) for j in range(self.config.gamma)]

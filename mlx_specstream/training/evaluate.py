@@ -50,7 +50,6 @@ def evaluate(
     A stream is given the right token before the one it predicts, which is what verification
     gives it: a deeper proposal only counts where the ones above it were right.
     """
-    heads.prepare()
     gamma = heads.config.gamma
     rank_of = [np.zeros((0, gamma), dtype=np.int64)]
     for number in numbers:

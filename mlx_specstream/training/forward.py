@@ -7,7 +7,6 @@ run side by side, each seeing the prefix up to itself and its own lower streams.
 from __future__ import annotations
 
 import mlx.core as mx
-import mlx.nn as nn
 import numpy as np
 
 from ..errors import SpecStreamError
@@ -52,10 +51,7 @@ def stream_hidden(
     """
     rows = mx.array(anchors - first)
     if isinstance(heads, LinearHeads):
-        seen = states.final[rows]
-        inner = (seen[None] @ heads.weight.swapaxes(1, 2)).swapaxes(0, 1)
-        residual = inner + heads.bias
-        return seen[:, None] + nn.silu(residual)
+        return heads.ahead(states.final[rows])
     if not isinstance(heads, MultiStreamAttention):
         raise SpecStreamError(f"cannot train {type(heads).__name__}")
     assert states.entering is not None

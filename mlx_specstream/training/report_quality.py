@@ -8,13 +8,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
 from ..errors import SpecStreamError
 from ..streams.files import CONFIG_FILE
 from ..streams.heads import StreamHeads
 from .corpus import Corpus
 from .evaluate import evaluate
+from .trainer import split
 from .trunk import TrunkCache
 
 LAST_TEXTS = 32  # of a corpus, where nothing says which were held out
@@ -83,7 +82,7 @@ def measure_held_out(
         trunk = TrunkCache(work, heads.target, part, layers)
         trunk.build(progress)
         quality = evaluate(heads, trunk, range(len(part)))
-    heads.prepare()  # lets go of what only this needed
+    heads.let_go()
     return HeldOut(len(few), bool(recorded), quality.hits.tolist(), quality.tokens_per_pass)
 
 
@@ -99,6 +98,7 @@ def held_out_in_training(folder: Path | None, corpus: Corpus) -> list[int]:
         seed, count = int(plan["seed"]), int(plan["held_out"])
     except (OSError, ValueError, KeyError, TypeError):
         return []
-    order = np.random.default_rng(seed).permutation(len(corpus))
-    usable = [int(n) for n in order if len(corpus.texts[n].anchors)]
-    return usable[:count] if 0 < count < len(usable) else []
+    try:
+        return split(corpus, count, seed)[0]
+    except SpecStreamError:
+        return []

@@ -117,6 +117,22 @@ def draft_vocabulary(corpus: Corpus, size: int, known: Iterable[int] = ()) -> tu
     return tuple(sorted(list(chosen)[:size]))
 
 
+def split(corpus: Corpus, held_out: int, seed: int) -> tuple[list[int], list[int]]:
+    """Numbers of the texts to validate with and to train with, drawn at random.
+
+    Raises:
+        SpecStreamError: If the corpus has too few texts with anchors.
+    """
+    order = np.random.default_rng(seed).permutation(len(corpus))
+    usable = [int(n) for n in order if len(corpus.texts[n].anchors)]
+    if not 0 < held_out < len(usable):
+        raise SpecStreamError(
+            f"{len(usable)} texts with answers are too few to train with and hold out "
+            f"{held_out}: distil more prompts"
+        )
+    return usable[:held_out], usable[held_out:]
+
+
 def planned_steps(folder: Path) -> int | None:
     """The steps that a folder's checkpoint was planned for; None if there is none."""
     for name in ("checkpoint", "checkpoint.old"):
@@ -148,14 +164,7 @@ class Trainer:
         self.folder, self.identity = folder, identity
         self.progress = Progress()
         self.optimizer = AdamW(learning_rate=plan.rate(0), weight_decay=plan.weight_decay)
-        order = np.random.default_rng(plan.seed).permutation(len(trunk.corpus))
-        usable = [int(n) for n in order if len(trunk.corpus.texts[n].anchors)]
-        if not 0 < plan.held_out < len(usable):
-            raise SpecStreamError(
-                f"{len(usable)} texts with answers are too few to train with and hold out "
-                f"{plan.held_out}: distil more prompts"
-            )
-        self.valid, self.train = usable[: plan.held_out], usable[plan.held_out :]
+        self.valid, self.train = split(trunk.corpus, plan.held_out, plan.seed)
         self._draft_index = self._index()
         self._loss_and_grad = nn.value_and_grad(heads, self._loss)
 
