@@ -428,7 +428,7 @@ def screen(embedded_model: Path) -> Iterator[Screen]:
 
 
 def test_a_chat_in_a_terminal(screen: Screen, tmp_path: Path):
-    figures = r"per pass.*first \d+\.\d\d s"
+    figures = r"per pass[\s\S]*?first \d+\.\d\d s"
     first = screen.wait("/help lists the commands")
     assert re.search(r"4-bit.* MB · CPU\s+(· )?n-gram lookup", first)
     screen.wait("accepted proposals are marked: ngram")

@@ -19,7 +19,13 @@ from mlx_specstream.target import Target, TreeLayout
 from mlx_specstream.training.corpus import Corpus, Text, answers, from_answers
 from mlx_specstream.training.evaluate import evaluate
 from mlx_specstream.training.forward import stream_hidden
-from mlx_specstream.training.trainer import Plan, Trainer, draft_vocabulary, planned_steps
+from mlx_specstream.training.trainer import (
+    Plan,
+    Trainer,
+    draft_vocabulary,
+    planned_steps,
+    split,
+)
 from mlx_specstream.training.trunk import TrunkCache
 
 PROMPT, LAYERS = 8, 2
@@ -204,6 +210,14 @@ def test_a_cache_that_does_not_fit_the_disk_is_refused(corpus, tmp_path, monkeyp
     monkeypatch.setattr("shutil.disk_usage", lambda path: usage)
     with pytest.raises(SpecStreamError, match="GB are free"):
         TrunkCache(tmp_path, target_of("grouped"), corpus, 0).build()
+
+
+def test_a_corpus_that_grows_never_holds_out_what_was_trained_with(corpus):
+    for seed in range(20):
+        _, trained = split(Corpus(corpus.texts[:14], "h"), 4, seed)
+        held_out, rest = split(corpus, 4, seed)
+        assert not set(trained) & set(held_out)
+        assert sorted(held_out + rest) == list(range(len(corpus)))
 
 
 # The arithmetic ---------------------------------------------------------------------------------

@@ -47,7 +47,8 @@ class PackedLowRank(nn.Module):
 
     def __init__(self, adapter: LowRank):
         super().__init__()
-        self.down, self.up = packed(plain(adapter.a.T)), packed(plain(adapter.b.T))
+        maps = (plain(adapter.a.T), plain(adapter.b.T))
+        self.down, self.up = (packed(linear, bits=4) for linear in maps)
 
     def __call__(self, x: mx.array) -> mx.array:
         return self.up(self.down(x))

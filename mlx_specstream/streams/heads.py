@@ -119,8 +119,9 @@ class StreamHeads(nn.Module):
     def compact(self) -> StreamHeads:
         """Store everything in fewer bits, once and for good: for decoding on a packed target.
 
-        8 bits a weight for what the streams own, 4 for their rows of the target's head. Streams
-        whose target is not packed stay as they are.
+        4 bits a weight for what the streams own and for their rows of the target's head (8 were
+        not better), 8 for the keys of the correction. Streams whose target is not packed stay as
+        they are.
         """
         if not self.target.is_packed:
             return self

@@ -48,5 +48,5 @@ class LinearHeads(StreamHeads):
         return seen[:, None] + nn.silu(inner + self.bias)
 
     def _pack(self) -> None:
-        self.maps = [packed(plain(self.weight[j])) for j in range(self.config.gamma)]
+        self.maps = [packed(plain(self.weight[j]), bits=4) for j in range(self.config.gamma)]
         del self.weight

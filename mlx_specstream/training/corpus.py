@@ -8,6 +8,7 @@ begin. A text is ``prompt + answer``; the answer ends with the end-of-text token
 from __future__ import annotations
 
 import gzip
+import hashlib
 import json
 import os
 import tempfile
@@ -34,6 +35,11 @@ class Text(NamedTuple):
     tokens: np.ndarray
     answer: int
     category: str
+
+    @property
+    def digest(self) -> str:
+        """A name of the text, by its content."""
+        return hashlib.sha256(f"{self.answer};".encode() + self.tokens.tobytes()).hexdigest()[:16]
 
     @property
     def anchors(self) -> range:

@@ -13,7 +13,6 @@ from ..streams.files import CONFIG_FILE
 from ..streams.heads import StreamHeads
 from .corpus import Corpus
 from .evaluate import evaluate
-from .trainer import split
 from .trunk import TrunkCache
 
 LAST_TEXTS = 32  # of a corpus, where nothing says which were held out
@@ -41,7 +40,7 @@ class HeldOut:
     def which(self) -> str:
         """Which texts these are, for people."""
         if self.recorded:
-            return f"{self.texts} texts held out in training (if this is the corpus it had)"
+            return f"{self.texts} texts held out in training"
         return f"the last {self.texts} texts of the corpus (training may have had them)"
 
     @property
@@ -87,18 +86,16 @@ def measure_held_out(
 
 
 def held_out_in_training(folder: Path | None, corpus: Corpus) -> list[int]:
-    """The texts that ``Trainer`` held out, by number, if ``corpus`` is the one it trained on.
+    """The texts that the streams of a folder were not trained with, by number.
 
-    Nothing where the folder's ``config.json`` records no training that fits the corpus.
+    Those are named in its ``config.json`` by their content (``Text.digest``); nothing where it
+    records no training, or the corpus holds none of them.
     """
     if folder is None:
         return []
     try:
-        plan = json.loads((folder / CONFIG_FILE).read_text())["training"]["plan"]
-        seed, count = int(plan["seed"]), int(plan["held_out"])
+        names = json.loads((folder / CONFIG_FILE).read_text())["training"]["held_out"]
+        known = {str(name) for name in names}
     except (OSError, ValueError, KeyError, TypeError):
         return []
-    try:
-        return split(corpus, count, seed)[0]
-    except SpecStreamError:
-        return []
+    return [number for number, text in enumerate(corpus) if text.digest in known]

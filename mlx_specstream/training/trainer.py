@@ -6,6 +6,7 @@ a run that was stopped anywhere goes on exactly where its last checkpoint was.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
@@ -118,13 +119,20 @@ def draft_vocabulary(corpus: Corpus, size: int, known: Iterable[int] = ()) -> tu
 
 
 def split(corpus: Corpus, held_out: int, seed: int) -> tuple[list[int], list[int]]:
-    """Numbers of the texts to validate with and to train with, drawn at random.
+    """Numbers of the texts to validate with and to train with, drawn at random by their content.
+
+    When the corpus grows, no text that was trained with becomes one to validate with, so that
+    streams can be trained on.
 
     Raises:
         SpecStreamError: If the corpus has too few texts with anchors.
     """
-    order = np.random.default_rng(seed).permutation(len(corpus))
-    usable = [int(n) for n in order if len(corpus.texts[n].anchors)]
+    drawn = {
+        number: hashlib.sha256(f"{seed};{text.digest}".encode()).digest()
+        for number, text in enumerate(corpus)
+        if len(text.anchors)
+    }
+    usable = sorted(drawn, key=drawn.__getitem__)
     if not 0 < held_out < len(usable):
         raise SpecStreamError(
             f"{len(usable)} texts with answers are too few to train with and hold out "
@@ -260,7 +268,8 @@ class Trainer:
 
     def summary(self) -> dict[str, Any]:
         """What the streams folder says of its training."""
-        return {"plan": asdict(self.plan), **asdict(self.progress)}
+        held_out = [self.trunk.corpus.texts[number].digest for number in self.valid]
+        return {"plan": asdict(self.plan), "held_out": held_out, **asdict(self.progress)}
 
     def checkpoint(self) -> None:
         """Write everything that a resumed run needs: the whole of it or nothing.
@@ -298,6 +307,7 @@ class Trainer:
         try:
             state = json.loads((place / STATE).read_text())
             theirs = Plan(**state.pop("plan"))
+            state.pop("held_out")
             weights: Any = mx.load(str(place / "streams.safetensors"))
             optimizer: Any = mx.load(str(place / OPTIMIZER))
             progress = Progress(**state)
