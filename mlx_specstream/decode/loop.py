@@ -230,8 +230,9 @@ class Decoder:
         model: Target | StreamHeads = self.target
         for proposer in self.proposers:
             # Where watching the pass is free, streams know their state in whatever pass they join.
-            watches = isinstance(proposer, StreamProposer) and proposer.streams.rides_along
-            if isinstance(proposer, StreamProposer) and (proposer in used or watches):
+            if isinstance(proposer, StreamProposer) and (
+                proposer in used or proposer.streams.rides_along
+            ):
                 model = proposer.streams
         rows = max([model.rows_written(plan.layout), *(p.scratch_rows for p in used)])
         run = partial(one_pass, model, self.proposers, plan, sampling)

@@ -7,7 +7,6 @@ rows into preallocated buffers and hands each row's position to the block's own 
 
 from __future__ import annotations
 
-import copy
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,7 +16,7 @@ import mlx.nn as nn
 from .cache import TreeCache, extent
 from .families import family_of
 from .rows import Rows, TreeLayout, attention_mask
-from .vector_math import vectorise
+from .vector_math import vectorised_block
 
 
 class RowRope(nn.Module):
@@ -39,10 +38,8 @@ class RowRope(nn.Module):
 
 def shadow(block: Any) -> Any:
     """A block that shares every weight with ``block`` but has a ``RowRope``; the original stays."""
-    twin, twin.self_attn, twin.mlp = (copy.copy(b) for b in (block, block.self_attn, block.mlp))
+    twin = vectorised_block(block)
     twin.self_attn.rope = RowRope(block.self_attn.rope)
-    vectorise(twin.self_attn)
-    vectorise(twin.mlp)
     return twin
 
 

@@ -173,7 +173,6 @@ class TrunkCache:
 
     def _name(self, number: int) -> str:
         """File name of a shard: the hash of its texts."""
-        digest = hashlib.sha256()
-        for text in self.corpus.texts[number * SHARD : (number + 1) * SHARD]:
-            digest.update(f"{text.answer},{len(text.tokens)};".encode() + text.tokens.tobytes())
+        texts = self.corpus.texts[number * SHARD : (number + 1) * SHARD]
+        digest = hashlib.sha256("".join(text.digest for text in texts).encode())
         return f"{digest.hexdigest()[:24]}.safetensors"
