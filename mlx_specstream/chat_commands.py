@@ -68,6 +68,8 @@ def figures(answer: Answer) -> list[str]:
     speed = f" at {last.generation_tps:.0f}/s" if last.generation_tps else ""
     parts = [f"{last.generation_tokens} tokens{speed}", f"{last.tokens_per_pass:.2f} per pass"]
     parts += _proposals(last.proposed, last.accepted)
+    if last.proposed and last.trees.get("none", 0) > last.passes / 2:
+        parts.append(last.why)  # it was mostly plain decoding, and why
     parts.append(f"reused {last.cached_tokens}/{last.prompt_tokens}")
     parts.append(f"first {answer.first_token:.2f} s")
     if last.finish_reason == "length":
@@ -79,6 +81,12 @@ def figures(answer: Answer) -> list[str]:
 
 def _proposals(proposed: dict[str, int], accepted: dict[str, int]) -> list[str]:
     return [f"{name} {accepted.get(name, 0)}/{count}" for name, count in proposed.items() if count]
+
+
+def _counted(trees: dict[str, int]) -> str:
+    """The trees of a chat's passes, the most frequent first."""
+    order = sorted(trees, key=lambda tree: -trees[tree])
+    return " · ".join(f"{trees[tree]} with {tree}" for tree in order)
 
 
 def _help(conversation: Conversation, model: str, argument: str) -> str:
@@ -109,6 +117,8 @@ def _stats(conversation: Conversation, model: str, argument: str) -> str:
             f"answers    {totals.answers} · {totals.tokens} tokens in {totals.seconds:.1f} s · "
             f"{totals.tokens / totals.passes:.2f} per pass",
             f"proposals  {proposals} (accepted/proposed)",
+            f"passes     {_counted(totals.trees)}",
+            f"planner    {conversation.answer.last.why if conversation.answer else 'no answer'}",
             f"prompts    {totals.prompt_tokens} tokens · {totals.cached_tokens} reused",
         ]
     limit = f" of {cache.limit}" if cache.limit else ""

@@ -35,6 +35,7 @@ class Totals:
     seconds: float = 0.0
     proposed: dict[str, int] = field(default_factory=dict)
     accepted: dict[str, int] = field(default_factory=dict)
+    trees: dict[str, int] = field(default_factory=dict)
 
     def add(self, last: GenerationResponse, seconds: float) -> None:
         """Count an answer by its last response."""
@@ -44,7 +45,11 @@ class Totals:
         self.prompt_tokens += last.prompt_tokens
         self.cached_tokens += last.cached_tokens
         self.seconds += seconds
-        for sums, counts in ((self.proposed, last.proposed), (self.accepted, last.accepted)):
+        for sums, counts in (
+            (self.proposed, last.proposed),
+            (self.accepted, last.accepted),
+            (self.trees, last.trees),
+        ):
             for name, count in counts.items():
                 sums[name] = sums.get(name, 0) + count
 

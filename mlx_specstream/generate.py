@@ -119,6 +119,8 @@ def summary(responses: list[GenerationResponse], seed: int | None) -> dict[str, 
         "tokens_per_pass": last.tokens_per_pass,
         "proposed": last.proposed,
         "accepted": last.accepted,
+        "trees": last.trees,
+        "why": last.why,
         "peak_memory_gb": last.peak_memory,
         "seed": seed,
     }
@@ -146,6 +148,8 @@ def print_figures(last: GenerationResponse) -> None:
         f"{last.generation_tps:.3f} tokens-per-sec\n"
         f"Passes: {last.passes}, {last.tokens_per_pass:.2f} tokens-per-pass\n"
         f"Proposals: {', '.join(proposals) or 'none'}\n"
+        f"Trees: {', '.join(f'{tree} {count}' for tree, count in last.trees.items())}\n"
+        f"Planner: {last.why}\n"
         f"Peak memory: {last.peak_memory:.3f} GB",
         file=sys.stderr,
     )

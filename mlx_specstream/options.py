@@ -140,7 +140,7 @@ def add_speculation_options(parser: argparse.ArgumentParser) -> None:
         type=int,
         default=chosen.num_draft_tokens,
         metavar="N",
-        help=f"proposals of a chain with --tree auto (default: {chosen.num_draft_tokens})",
+        help="proposals of a chain with --tree auto (default: decided from pass to pass)",
     )
     group.add_argument(
         "--ngram-min",
@@ -161,6 +161,11 @@ def add_speculation_options(parser: argparse.ArgumentParser) -> None:
         dest="compile",
         action="store_false",
         help="do not trace the passes with mx.compile",
+    )
+    group.add_argument(
+        "--recalibrate",
+        action="store_true",
+        help="measure again what passes cost on this machine",
     )
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import mlx.core as mx
 
 from .decode.loop import PassReport
+from .decode.planner import Planner
 
 
 @dataclass
@@ -31,6 +33,8 @@ class GenerationResponse:
         accepted: Proposals accepted so far, by proposer.
         proposer: Who proposed this token, or None.
         cached_tokens: Prompt tokens that did not have to be computed again.
+        trees: Passes so far by the tree they verified, ``"none"`` for plain ones.
+        why: With the last response: why the planner would go on as it does.
     """
 
     text: str
@@ -49,6 +53,8 @@ class GenerationResponse:
     accepted: dict[str, int]
     proposer: str | None = None
     cached_tokens: int = 0
+    trees: dict[str, int] = field(default_factory=dict)
+    why: str = ""
 
 
 @dataclass
@@ -65,8 +71,13 @@ class Figures:
     first: int = 0  # tokens of the first pass, which the prompt's time pays for
     proposed: dict[str, int] = field(default_factory=dict)
     accepted: dict[str, int] = field(default_factory=dict)
+    trees: dict[str, int] = field(default_factory=dict)
+    why: Callable[[], str] = str
 
-    def add_pass(self, report: PassReport) -> None:
+    def add_pass(self, report: PassReport, planner: Planner) -> None:
+        tree = str(report.plan)
+        self.trees[tree] = self.trees.get(tree, 0) + 1
+        self.why = planner.explain
         self.passes += 1
         self.now = time.perf_counter()
         if self.passes == 1:
@@ -101,4 +112,6 @@ class Figures:
             accepted=dict(self.accepted),
             proposer=owner,
             cached_tokens=self.cached_tokens,
+            trees=dict(self.trees),
+            why=self.why() if reason else "",
         )

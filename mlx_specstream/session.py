@@ -16,15 +16,15 @@ import mlx.nn as nn
 import numpy as np
 from mlx_lm.generate import wired_limit
 
-from .decode.evidence import LookupShadow
+from .decode.costs import CostCurve
 from .decode.noise import fresh_seed, seed_key
-from .decode.planner import PLAIN, AutoPlanner, FixedPlanner, Planner
+from .decode.planner import Planner
 from .decode.processors import Sampling
 from .decode.text import StopStrings, TextStream
 from .errors import SpecStreamError, UsageError
 from .responses import Figures, GenerationResponse
 from .shipped import streams_for, streams_in
-from .speculation import Speculation, decoder_for, plans_for
+from .speculation import Speculation, decoder_for, fixed_plan, planner_for
 from .streams import StreamHeads
 from .streams.folder import StreamSet
 from .target import Target
@@ -72,10 +72,16 @@ class Session:
         self.cache = self.target.make_cache(limit=max_context)
         self.tokens: list[int] = []  # the text; the cache holds the first ``cache.length``
         self._decoder = decoder_for(self.target, streams, speculation)
-        self._plans = plans_for(self._decoder.proposers, speculation)
+        fixed_plan(self._decoder.proposers, speculation)  # refused now, not at the first prompt
         self.proposers = [proposer.name for proposer in self._decoder.proposers]
         self._cancelled = threading.Event()
         self._running: object = None  # the generation that the cache belongs to
+
+    @property
+    def costs(self) -> CostCurve | None:
+        """What passes cost on this machine; None until the first prompt that is planned for."""
+        experience = self._decoder.experience
+        return None if experience is None else experience.clock.costs
 
     def cancel(self) -> None:
         """End the generation that is running, within a pass. Safe from any thread."""
@@ -164,7 +170,7 @@ class Session:
                     return
                 planner = self._planner(text)
                 for report in self._decoder.decode(text, self.cache, planner, sampling, seed):
-                    figures.add_pass(report)
+                    figures.add_pass(report, planner)
                     for token, owner, row in zip(
                         report.tokens, report.owners, report.rows, strict=True
                     ):
@@ -218,11 +224,7 @@ class Session:
             report(len(text), len(text))
 
     def _planner(self, text: list[int]) -> Planner:
-        if self.speculation.tree != "auto" or not self._plans:
-            return FixedPlanner(self._plans[0] if self._plans else PLAIN)
-        lengths = (self.speculation.ngram_min, self.speculation.ngram_max)
-        shadow = LookupShadow(*lengths, self.streams.table)
-        return AutoPlanner(self._plans, self._decoder.clock, shadow, text)
+        return planner_for(self._decoder, self.speculation, self.streams, text)
 
 
 def encode(tokenizer: Any, prompt: str | Sequence[int] | mx.array) -> list[int]:

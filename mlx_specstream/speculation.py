@@ -1,18 +1,20 @@
-"""What is proposed: the user's choice, and the decoder and tree that it comes to."""
+"""What is proposed: the user's choice, and the decoder and planner that it comes to."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from .calibration import BUDGET, costs_of, lookups_of, rates_of
+from .decode.evidence import Experience, LookupShadow
 from .decode.loop import Decoder
-from .decode.plan import Branch, TreePlan, best_paths
+from .decode.menu import CHAINS, candidates, menu_for
+from .decode.plan import TreePlan
+from .decode.planner import PLAIN, AutoPlanner, FixedPlanner, Planner
 from .decode.proposers import NgramLookup, Proposer, StreamProposer, TableProposer
 from .errors import UsageError
 from .streams.folder import StreamSet
 from .target import Target
-
-STREAM_NODES = 4  # of the streams' tree beside a chain of lookups
 
 
 @dataclass(frozen=True)
@@ -23,18 +25,21 @@ class Speculation:
         enabled: False decodes plainly.
         tree: ``"auto"`` decides from pass to pass; else the tree of every pass, such as
             ``"ngram:4"`` or ``"ngram:3,streams:2x1x1"`` (see ``TreePlan.parse``).
-        num_draft_tokens: Proposals of a chain when ``tree`` is ``"auto"``.
+        num_draft_tokens: Proposals of a chain when ``tree`` is ``"auto"``; None leaves them to
+            the planner too.
         ngram_min: Shortest ending of the text that n-gram lookup follows, in tokens.
         ngram_max: Longest ending that it tells apart.
         compile: Trace each kind of pass once with ``mx.compile``.
+        recalibrate: Measure again what passes cost on this machine.
     """
 
     enabled: bool = True
     tree: str = "auto"
-    num_draft_tokens: int = 4
+    num_draft_tokens: int | None = None
     ngram_min: int = 2
     ngram_max: int = 4
     compile: bool = True
+    recalibrate: bool = False
 
 
 def decoder_for(target: Target, streams: StreamSet, speculation: Speculation) -> Decoder:
@@ -56,27 +61,22 @@ def decoder_for(target: Target, streams: StreamSet, speculation: Speculation) ->
     return target.compiled[key]
 
 
-def plans_for(proposers: Sequence[Proposer], speculation: Speculation) -> list[TreePlan]:
-    """The trees that a speculation asks for, checked against the proposers that there are.
-
-    Returns:
-        One tree where it is fixed; with ``"auto"`` those to choose from; none if nothing is
-        proposed.
+def fixed_plan(proposers: Sequence[Proposer], speculation: Speculation) -> TreePlan | None:
+    """The tree of every pass, checked against the proposers that there are; None for "auto".
 
     Raises:
-        UsageError: If a tree names a proposer that is missing or goes deeper than it can.
+        UsageError: If the tree names a proposer that is missing or goes deeper than it can.
     """
     if not speculation.enabled:
-        return []
-    if speculation.num_draft_tokens < 1:
+        return PLAIN
+    if speculation.num_draft_tokens is not None and speculation.num_draft_tokens < 1:
         raise UsageError(
             f"num_draft_tokens cannot be {speculation.num_draft_tokens}: "
             "to decode without proposals turn speculation off"
         )
-    depths = {p.name: p.max_depth for p in proposers}
     if speculation.tree == "auto":
-        rates = [p.streams.config.rates for p in proposers if isinstance(p, StreamProposer)]
-        return auto_plans(depths, speculation.num_draft_tokens, next(iter(rates), None))
+        return None
+    depths = {p.name: p.max_depth for p in proposers}
     plan = TreePlan.parse(speculation.tree)
     for branch in plan.branches:
         for name in branch.proposers:
@@ -91,29 +91,42 @@ def plans_for(proposers: Sequence[Proposer], speculation: Speculation) -> list[T
                     f"the tree '{speculation.tree}' is {depth} deep; these {name} "
                     f"predict {deepest} tokens ahead"
                 )
-    return [plan]
+    return plan
 
 
-def auto_plans(
-    depths: dict[str, int | None],
-    chain: int,
-    rates: Sequence[Sequence[float]] | None = None,
-) -> list[TreePlan]:
-    """Trees to choose from: a short and a long chain of lookups, without and with streams.
+def experience_of(decoder: Decoder, recalibrate: bool = False) -> Experience:
+    """What is known of a decoder on this machine; the first time its passes are measured."""
+    if decoder.experience is None or recalibrate:
+        budget = float("inf") if recalibrate else BUDGET
+        costs = costs_of(decoder, budget, recalibrate)
+        decoder.experience = Experience(costs, rates_of(decoder))
+    return decoder.experience
 
-    Lookup and table share a branch: in simulation that finds nearly what two branches find (1.89
-    against 1.92 tokens per pass), in half the rows.
+
+def menu_of(decoder: Decoder, speculation: Speculation) -> list[TreePlan]:
+    """The trees that "auto" chooses from beside plain decoding, on this machine."""
+    chain = speculation.num_draft_tokens
+    lengths = CHAINS if chain is None else (0, chain)
+    rates = rates_of(decoder)
+    trees = candidates(lookups_of(decoder), rates, lengths)
+    return menu_for(experience_of(decoder).clock.costs, trees, rates)
+
+
+def planner_for(
+    decoder: Decoder, speculation: Speculation, streams: StreamSet, text: Sequence[int]
+) -> Planner:
+    """Who chooses the trees of one generation.
 
     Args:
-        depths: The proposers that there are, and the deepest proposal of each.
-        chain: Length of the short chain; the long one is twice as long, less one.
-        rates: Of the streams, if they have been measured: then their tree is the best one.
+        decoder: What runs the passes.
+        speculation: The user's choice, checked by ``fixed_plan``.
+        streams: What is added to the target.
+        text: The prompt's tokens.
     """
-    lookups = "|".join(name for name in ("ngram", "table") if name in depths)
-    chains = [Branch.of_widths(lookups, (1,) * length) for length in (chain, 2 * chain - 1)]
-    trees = [TreePlan((branch,)) for branch in dict.fromkeys(chains)]
-    if "streams" in depths:
-        deepest = min(depths["streams"] or chain, chain)
-        paths = best_paths(rates[:deepest], STREAM_NODES) if rates else [(0,) * deepest]
-        trees.append(TreePlan((chains[0], Branch.of_paths("streams", paths))))
-    return trees
+    plan = fixed_plan(decoder.proposers, speculation)
+    if plan is not None:
+        return FixedPlanner(plan)
+    experience = experience_of(decoder, speculation.recalibrate)
+    lengths = (speculation.ngram_min, speculation.ngram_max)
+    shadow = LookupShadow(*lengths, streams.table, experience.lookups)
+    return AutoPlanner(menu_of(decoder, speculation), experience, shadow, text)

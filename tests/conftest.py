@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -12,10 +13,22 @@ from mlx_specstream import accelerate
 accelerate.load_openblas()  # before anything imports mlx.core
 
 import gguf
+import mlx.core as mx
 import numpy as np
 from gguf.constants import GGMLQuantizationType as Kind
+from mlx.utils import tree_flatten
+from tiny import BASE, build
 
-from mlx_specstream import embedded
+from mlx_specstream import embedded, speculation
+from mlx_specstream.conversion.gguf import repack
+from mlx_specstream.decode.costs import CostCurve, Point
+
+
+@pytest.fixture(autouse=True)
+def a_machine_where_rows_are_cheap(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the planner does must not depend on how busy the test machine is."""
+    points = [Point(1, 100, False, 1e-3), Point(9, 100, False, 1.2e-3), Point(8, 100, True, 1.4e-3)]
+    monkeypatch.setattr(speculation, "costs_of", lambda *arguments: CostCurve(points))
 
 
 @pytest.fixture(scope="session")
@@ -36,6 +49,32 @@ TinyGGUF = Callable[..., dict[str, np.ndarray]]
 def write_tiny_gguf() -> TinyGGUF:
     """Writes a random llama GGUF of 2 layers; returns its exact values by mlx-lm's names."""
     return _write_tiny_gguf
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory, write_tiny_gguf: TinyGGUF) -> Path:
+    """A tiny model's folder: one that says what a stream can learn.
+
+    Its blocks add little to the hidden state and its head is not its embedding, so that the next
+    token follows mostly from the newest one.
+    """
+    folder = tmp_path_factory.mktemp("tiny")
+    write_tiny_gguf(folder / "tiny.gguf")
+    repack(folder / "tiny.gguf", folder)  # for its tokenizer
+    theirs = json.loads((folder / "config.json").read_text())
+    changes = {
+        "vocab_size": theirs["vocab_size"],
+        "num_hidden_layers": 5,
+        "tie_word_embeddings": False,
+    }
+    weights = dict(tree_flatten(build(**changes).parameters()))
+    for name in weights:
+        if name.endswith(("o_proj.weight", "down_proj.weight")):
+            weights[name] = weights[name] * 0.1
+    mx.save_safetensors(str(folder / "model.safetensors"), weights)
+    config = BASE | changes | {"eos_token_id": theirs["eos_token_id"]}
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
 
 
 def _write_tiny_gguf(

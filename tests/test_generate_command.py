@@ -80,6 +80,8 @@ def test_json_has_every_figure_and_the_flags_change_the_counters(run: Run):
         "tokens_per_pass",
         "proposed",
         "accepted",
+        "trees",
+        "why",
         "peak_memory_gb",
         "seed",
     ]

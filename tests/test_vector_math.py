@@ -14,8 +14,7 @@ from mlx_specstream.target.target import shadow
 
 
 @pytest.fixture(autouse=True)
-def wanted_for_all_rows(monkeypatch):
-    monkeypatch.setattr(vector_math, "FEW_ROWS", 0)
+def wanted_on_every_system(monkeypatch):
     monkeypatch.setattr(vector_math, "is_wanted", lambda: True)
 
 
@@ -81,9 +80,15 @@ def test_a_layer_computes_the_same_and_the_original_stays(name):
     )
 
 
-def test_few_rows_stay_with_mlxs_own(monkeypatch):
-    monkeypatch.setattr(vector_math, "FEW_ROWS", 64)
-    few, many = normal(1, 64, 32), normal(1, 65, 32)
-    theirs = nn.silu
-    assert mx.array_equal(vector_math.swiglu(few, few), mx.compile(lambda g: theirs(g) * g)(few))
-    assert not mx.array_equal(vector_math.swiglu(many, many), theirs(many) * many)
+@pytest.mark.parametrize("rows", [2, 5, 16])
+def test_a_row_is_computed_alike_whatever_rows_come_with_it(rows):
+    q, k, v = normal(1, 6, rows, 16), normal(1, 3, 64, 16, seed=1), normal(1, 3, 64, 16, seed=2)
+    gate, x = normal(1, rows, 96), normal(1, rows, 96, seed=1)
+    together = vector_math.attention(q, k, v, None, 0.25, None), vector_math.swiglu(gate, x)
+    for row in range(rows):
+        alone = vector_math.attention(q[:, :, row : row + 1], k, v, None, 0.25, None)
+        np.testing.assert_allclose(
+            np.array(together[0][:, :, row]), np.array(alone[:, :, 0]), atol=1e-6
+        )
+        alone = vector_math.swiglu(gate[:, row], x[:, row])
+        assert mx.array_equal(together[1][:, row], alone)

@@ -141,6 +141,30 @@ class Writer:
         sentences = " ".join(self.sentence() for _ in range(self.chance.choice([1, 1, 2, 3])))
         return self.one("translate").format(l=self.one("languages"), s=sentences)
 
+    def phrase(self) -> str:
+        """Everyday sentences to translate, of more kinds than ``translate`` has."""
+        sentences = " ".join(self.remark() for _ in range(self.chance.choice([1, 1, 1, 2])))
+        return self.one("phrase_tasks").format(l=self.one("tongues"), s=sentences)
+
+    def remark(self) -> str:
+        """A sentence of somebody who does something, or of a scene."""
+        form = self.chance.randrange(5)
+        if form == 0:
+            return self.one("scenes")
+        who, does = self.one("people"), self.one("doings")
+        said = f"{who[0].upper()}{who[1:]} {does}"
+        if form == 1:
+            return f"{said} {self.one('moments')}."
+        if form == 2:
+            return f"{said}, but {self.one('people')} {self.one('doings')}."
+        if form == 3:
+            return f"{said} and {self.one('doings')}."
+        return f"I heard that {who} {does} {self.one('moments')}."
+
+    def foreign(self) -> str:
+        """Something to write in another language."""
+        return self.one("foreign_tasks").format(l=self.one("tongues"), t=self.one("topics"))
+
     def everything(self, count: int, kinds: dict[str, float]) -> list[dict[str, str]]:
         """``count`` prompts, none twice, the kinds in these shares."""
         makers: dict[str, Callable[[], str]] = {kind: getattr(self, kind) for kind in kinds}
@@ -163,15 +187,22 @@ SHARES = {
 }
 
 
+def shares(text: str) -> dict[str, float]:
+    """``"phrase=3,foreign=1"`` as kinds and their shares."""
+    pairs = (part.partition("=") for part in text.split(","))
+    return {kind: float(share) for kind, _, share in pairs}
+
+
 def main() -> None:
     """Write the prompts."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--count", type=int, default=4000)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--kinds", type=shares, default=SHARES, help="phrase=3,foreign=1")
     parser.add_argument("--out", required=True)
     args = parser.parse_args()
     with open(args.out, "w", encoding="utf-8") as file:
-        for row in Writer(args.seed).everything(args.count, SHARES):
+        for row in Writer(args.seed).everything(args.count, args.kinds):
             file.write(json.dumps(row) + "\n")
 
 

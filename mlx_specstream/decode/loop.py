@@ -24,11 +24,12 @@ from ..errors import UsageError
 from ..streams.heads import StreamHeads
 from ..target import Target, TreeCache
 from ..target.cache import extent, move_rows
-from .evidence import PassClock
+from .evidence import Experience
 from .noise import gumbel_rows
 from .plan import TreePlan
 from .planner import Planner
 from .processors import Sampling, choose, penalised, rows_of_noise
+from .promise import right_path
 from .proposers import Context, Proposer, StreamProposer
 from .verify import accept
 
@@ -51,20 +52,38 @@ class State(NamedTuple):
     memories: list[tuple[mx.array, ...]]
 
 
+class BranchOutcome(NamedTuple):
+    """How right a branch was, whether or not its path was the one committed.
+
+    Args:
+        proposer: Who filled it.
+        proposed: How many proposals it held.
+        right: Ranks of its nodes along what the target said, as deep as they were right.
+    """
+
+    proposer: str
+    proposed: int
+    right: tuple[int, ...]
+
+
 @dataclass
 class PassReport:
     """What a pass committed, as read by the host.
 
     Args:
+        plan: The tree it verified.
         tokens: The committed tokens; the last is the new root.
         owners: Who proposed each of them; None for the target's own token.
+        branches: How right each branch of the tree was.
         proposed: How many proposals each proposer made.
         logits: The pass's logits after penalties, ``(rows, vocabulary)``, on the device.
         rows: For each token the row of ``logits`` it was chosen from.
     """
 
+    plan: TreePlan
     tokens: list[int]
     owners: list[str | None]
+    branches: list[BranchOutcome]
     proposed: dict[str, int]
     logits: mx.array
     rows: list[int]
@@ -92,7 +111,8 @@ def one_pass(
 
     Returns:
         The next state; a report ``[last accepted row, (who filled it, proposals) of each branch
-        …, committed tokens …]``, int32; and the logits, ``(rows, vocabulary)``.
+        …, the tree's tokens …, committed tokens …]``, int32; and the logits,
+        ``(rows, vocabulary)``.
     """
     target = model if isinstance(model, Target) else model.target
     layout, length = plan.layout, state.length
@@ -116,7 +136,7 @@ def one_pass(
         proposer.observe(memory, output, verdict)
         for proposer, memory in zip(proposers, state.memories, strict=True)
     ]
-    report = mx.concatenate([verdict.row.reshape(1), *sources, verdict.committed])
+    report = mx.concatenate([verdict.row.reshape(1), *sources, tokens, verdict.committed])
     return State(kv, history, first + verdict.accepted, memories), report, logits
 
 
@@ -176,7 +196,7 @@ class Decoder:
         self.target = target
         self.proposers = list(proposers)
         self.compile = compile
-        self.clock = PassClock()
+        self.experience: Experience | None = None  # for whoever plans its passes
         self._traced: dict[Any, Any] = {}
 
     def decode(
@@ -192,7 +212,8 @@ class Decoder:
         Yields:
             What each pass committed.
         """
-        history = mx.array(tokens, dtype=mx.int32)
+        # Sizes are whole steps, so that prompts of many lengths share their traces.
+        history = grown(mx.array(tokens, dtype=mx.int32), len(tokens) + 1, cache.step)
         memories = [proposer.start(self.target) for proposer in self.proposers]
         state = State(cache.kv, history, mx.array(len(tokens) - 1, dtype=mx.int32), memories)
         noise_seed = mx.array(seed, dtype=mx.uint32)
@@ -201,7 +222,7 @@ class Decoder:
         def dispatch() -> tuple[TreePlan, mx.array, mx.array]:
             nonlocal state, ahead
             plan = planner.plan()
-            run, rows = self._pass(plan, sampling)
+            run, rows = self.runner(plan, sampling)
             needed = cache.length + ahead + rows
             cache.reserve(needed)
             state = State(cache.kv, grown(state.history, needed + 1, cache.step), *state[2:])
@@ -222,7 +243,7 @@ class Decoder:
             flight = following
             yield report
 
-    def _pass(
+    def runner(
         self, plan: TreePlan, sampling: Sampling
     ) -> tuple[Callable[[int, State, mx.array], tuple[State, mx.array, mx.array]], int]:
         """The function that runs a plan's passes, and the cache rows that one writes."""
@@ -254,16 +275,24 @@ class Decoder:
     def _read(self, plan: TreePlan, report: mx.array, logits: mx.array) -> PassReport:
         """The one host read of a pass."""
         row, *values = cast(list[int], report.tolist())
-        end = 2 * len(plan.branches)
-        sources, counts, committed = values[0:end:2], values[1:end:2], values[end:]
-        names = [b.proposers[n] for b, n in zip(plan.branches, sources, strict=True)]
-        proposed = {proposer.name: 0 for proposer in self.proposers}
-        for name, count in zip(names, counts, strict=True):
-            proposed[name] += count
+        filled, rows = 2 * len(plan.branches), len(plan.layout)
+        sources, counts = values[0:filled:2], values[1:filled:2]
+        tree, committed = values[filled : filled + rows], values[filled + rows :]
         path = plan.layout.paths[row][: plan.layout.depth[row] + 1].tolist()
+        said = committed[: len(path)]
+        branches, at = [], 1
+        proposed = {proposer.name: 0 for proposer in self.proposers}
+        for branch, source, count in zip(plan.branches, sources, counts, strict=True):
+            mine = tree[at : at + len(branch)]
+            right = right_path(branch, mine, said) if count else ()
+            branches.append(BranchOutcome(branch.proposers[source], count, right))
+            proposed[branches[-1].proposer] += count
+            at += len(branch)
         return PassReport(
-            tokens=committed[: len(path)],
-            owners=[names[plan.branch_of[node]] for node in path[1:]] + [None],
+            plan=plan,
+            tokens=said,
+            owners=[branches[plan.branch_of[node]].proposer for node in path[1:]] + [None],
+            branches=branches,
             proposed=proposed,
             logits=logits,
             rows=path,
@@ -277,8 +306,11 @@ def _as_state(arguments: tuple) -> tuple[int, State, mx.array]:
 
 
 def grown(history: mx.array, tokens: int, step: int) -> mx.array:
-    """The history with room for ``tokens`` tokens, grown by whole steps."""
-    missing = tokens - history.shape[0]
-    if missing <= 0:
-        return history
-    return mx.pad(history, (0, -(-missing // step) * step))
+    """The history with room for ``tokens`` tokens, in whole steps."""
+    missing = room_for(tokens, step) - history.shape[0]
+    return mx.pad(history, (0, missing)) if missing > 0 else history
+
+
+def room_for(tokens: int, step: int) -> int:
+    """``tokens`` rounded up to whole steps."""
+    return -(-tokens // step) * step

@@ -74,6 +74,10 @@ class Branch:
         paths: list[tuple[int, ...]] = []
         for parent, rank in zip(self.parents, self.ranks, strict=True):
             paths.append((*(paths[parent] if parent >= 0 else ()), rank))
+        depth = max(map(len, paths))
+        widths = tuple(1 + max(p[d] for p in paths if len(p) > d) for d in range(depth))
+        if len(paths) > depth > 1 and self == Branch.of_widths(self.proposer, widths):
+            return "x".join(map(str, widths))
         ends = [path for path in paths if not any(p[:-1] == path for p in paths)]
         if ends == [(0,) * len(self)]:
             return str(len(self))
@@ -113,6 +117,10 @@ class TreePlan:
     """The branches of a pass's tree, in order; no branch at all is plain decoding."""
 
     branches: tuple[Branch, ...] = ()
+
+    def __str__(self) -> str:
+        """As ``parse`` reads it."""
+        return ",".join(map(str, self.branches)) or "none"
 
     @cached_property
     def layout(self) -> TreeLayout:

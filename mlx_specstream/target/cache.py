@@ -106,8 +106,14 @@ class TreeCache:
 
 
 def extent(rows: int, capacity: int) -> int:
-    """``rows`` rounded up to whole vectors, within the capacity."""
-    return min(-(-rows // EXTENT_STEP) * EXTENT_STEP, capacity)
+    """``rows`` rounded up to whole vectors, within the capacity.
+
+    Every extent is a trace of its own, so far from the start they are up to a quarter apart.
+    """
+    step = EXTENT_STEP
+    while rows > 8 * step:
+        step *= 2
+    return min(-(-rows // step) * step, capacity)
 
 
 def move_rows(kv: list[mx.array], length: mx.array, path: mx.array) -> list[mx.array]:

@@ -1,10 +1,10 @@
 """Vector exponentials for MLX builds that compute them one number at a time.
 
-Off Apple's systems MLX's CPU backend takes about 12 ns for each ``exp``, so that over many rows
-(prefill, the trunk, training) the gates of the MLP and the softmax of attention cost nearly as much
-as the matrix products. Here ``exp`` is put together from additions, multiplications and a shift of
-bits, which MLX's fused kernels do compute as vectors: 4 to 6 times faster, and the error is 1e-7
-(MLX's own: 2e-6).
+Off Apple's systems MLX's CPU backend takes about 12 ns for each ``exp``: a tree's every row pays a
+few percent of a pass for the gates of the MLP and the softmax of attention, and over many rows
+(prefill, the trunk, training) they take nearly as long as the matrix products. Here ``exp`` is put
+together from additions, multiplications and a shift of bits, which MLX's fused kernels do compute
+as vectors: 4 to 6 times faster, and the error is 1e-7 (MLX's own: 2e-6).
 
 mlx-lm's blocks stay what they are: ``vectorised_block`` gives a layer a class whose ``__call__`` is
 mlx-lm's own code with two of the functions that it calls replaced.
@@ -20,7 +20,7 @@ from types import FunctionType
 from typing import Any, cast
 
 import mlx.core as mx
-from mlx_lm.models import activations, base
+from mlx_lm.models import base
 
 _LOG2_E = 1.4426950408889634
 _LN2_HIGH, _LN2_LOW = 0.693145751953125, 1.42860682030941723212e-6  # Cody and Waite
@@ -34,9 +34,6 @@ _COEFFICIENTS = (
     1.6666665459e-1,
     5.0000001201e-1,
 )
-# Up to here (all trees) MLX's own functions stay: ours are more kernels, which one row pays for,
-# and plain passes and trees must compute alike.
-FEW_ROWS = 64
 _LEAST, _MOST = -87.0, 88.0  # beyond them float32 has no normal number
 
 
@@ -98,8 +95,6 @@ def _(primals: Any, cotangent: mx.array, _output: Any) -> tuple[mx.array, mx.arr
 
 def swiglu(gate: mx.array, x: mx.array) -> mx.array:
     """``silu(gate) * x``."""
-    if gate.size <= FEW_ROWS * gate.shape[-1]:
-        return activations.swiglu(gate, x)
     result = _swiglu_float32(gate.astype(mx.float32), x.astype(mx.float32))
     return result.astype(x.dtype)
 
@@ -156,7 +151,7 @@ def attention(
     What it does not know (quantized caches, attention sinks) goes to mlx-lm's own.
     """
     batch, heads, rows, dim = queries.shape
-    if batch * rows <= FEW_ROWS or sinks is not None or hasattr(cache, "bits"):
+    if sinks is not None or hasattr(cache, "bits"):
         return base.scaled_dot_product_attention(queries, keys, values, cache, scale, mask, sinks)
     groups = keys.shape[1]
     # Queries that share keys become rows of one product.

@@ -1,4 +1,4 @@
-"""Files of a report: known to be writable before anything is measured, and written whole."""
+"""Files that are written whole or not at all, and known to be writable before the work begins."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from ..errors import SpecStreamError
+from .errors import SpecStreamError
 
 
 def check_writable(path: Path) -> None:

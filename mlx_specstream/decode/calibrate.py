@@ -1,0 +1,152 @@
+"""Measuring what passes cost: whole passes of the traced loop, on a warm cache, rolled back.
+
+A pass is timed as decoding runs it, proposers and commit included. Single operations would tell
+less: their own launch hides small differences, and independent ones hide each other's.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
+
+import mlx.core as mx
+
+from ..target.cache import extent
+from .costs import CostCurve, Point
+from .loop import Decoder, State, room_for
+from .menu import stream_branch
+from .plan import Branch, TreePlan
+from .processors import Sampling
+from .promise import STREAMS, Rates
+
+WARM, TIMED = 2, 4  # passes
+NEAR, FAR = 100, 1000  # tokens of context
+# Most telling first: a budget may end anywhere after the first ``NEEDED``.
+NEAR_ROWS = (1, 8, 4, 2, 16, 5, 3, 6, 10, 12, 7, 9, 11, 13, 14, 15)
+FAR_ROWS = (1, 8)
+STREAM_ROWS = (8, 2, 16)
+NEEDED = 3
+
+
+class Wanted(NamedTuple):
+    """A pass to measure."""
+
+    rows: int
+    context: int
+    streams: bool
+
+
+def wanted(streams: bool, most_context: int | None = None) -> list[Wanted]:
+    """What a whole curve consists of, the most telling passes first.
+
+    Args:
+        streams: Whether there are streams.
+        most_context: Tokens that the model can hold, or None.
+    """
+    near = [Wanted(rows, NEAR, False) for rows in NEAR_ROWS]
+    far = [Wanted(rows, FAR, False) for rows in FAR_ROWS]
+    asked = [Wanted(rows, NEAR, True) for rows in STREAM_ROWS] if streams else []
+    order = [*near[:2], *asked[:1], *near[2:5], *far, *asked[1:], *near[5:]]
+    room = most_context or 1 << 30
+    return [w for w in order if w.context + 2 * w.rows < room]
+
+
+def measure(
+    decoder: Decoder,
+    plans: Iterable[tuple[Wanted, TreePlan]],
+    known: Sequence[Point] = (),
+    budget: float = float("inf"),
+    progress: Callable[[Point], None] | None = None,
+) -> list[Point]:
+    """Time passes until all are known or the budget is spent.
+
+    Args:
+        decoder: What runs them.
+        plans: Passes to measure, in order, each with a tree that makes it.
+        known: Passes measured before; they stay.
+        budget: Seconds; at least ``NEEDED`` passes are measured whatever it is.
+        progress: Called with each pass measured.
+
+    Returns:
+        All points, the known ones first.
+    """
+    points, end = list(known), time.perf_counter() + budget
+    have = {Wanted(*point[:3]) for point in points}
+    for want, plan in plans:
+        if want in have:
+            continue
+        if len(points) >= NEEDED and time.perf_counter() > end:
+            break
+        points.append(Point(*want, seconds_of_pass(decoder, plan, want.context)))
+        if progress:
+            progress(points[-1])
+    return points
+
+
+def seconds_of_pass(decoder: Decoder, plan: TreePlan, context: int) -> float:
+    """Seconds of a tree's pass with some tokens in the cache."""
+    target, sampling = decoder.target, Sampling()
+    run, rows = decoder.runner(plan, sampling)
+    cache = target.make_cache()
+    cache.reserve(context + 2 * rows)
+    history = mx.arange(room_for(context + rows + 2, cache.step)) % target.vocab_size
+    memories = [proposer.start(target) for proposer in decoder.proposers]
+    state = State(cache.kv, history.astype(mx.int32), mx.array(context), memories)
+    cache.kv = []  # nobody else holds the buffers, so a pass writes into them
+    seed, reads = mx.array(0, dtype=mx.uint32), extent(context + 2 * rows, cache.step << 20)
+    mx.eval(state)
+    times = []
+    for _ in range(WARM + TIMED):
+        began = time.perf_counter()
+        state, report, _ = run(min(reads, state.kv[0].shape[2]), state, seed)
+        mx.eval(report, state)
+        times.append(time.perf_counter() - began)
+        state = state._replace(length=mx.array(context, dtype=mx.int32))  # rolled back
+    return min(times[WARM:])  # whatever interrupts a pass only makes it longer
+
+
+def trees_of(
+    wishes: Iterable[Wanted], lookups: str, rates: Rates | None
+) -> list[tuple[Wanted, TreePlan]]:
+    """A tree for each pass to measure; those that nobody here can fill are left out.
+
+    Args:
+        wishes: Passes to measure.
+        lookups: Who fills chains, such as ``"ngram|table"``; "" for nobody.
+        rates: Of the streams; None if there are none.
+    """
+    made = []
+    for want in wishes:
+        branches, left = [], want.rows - 1
+        if want.streams and rates:
+            tree = stream_branch(rates, min(4, left))
+            branches, left = [tree], left - len(tree)
+        if left and lookups:
+            branches.insert(0, Branch.of_widths(lookups, (1,) * left))
+        plan = TreePlan(tuple(branches))
+        if len(plan.layout) == want.rows and (STREAMS in plan.proposers) == want.streams:
+            made.append((want, plan))
+    return made
+
+
+def calibrated(
+    decoder: Decoder,
+    lookups: str,
+    rates: Rates | None,
+    known: Sequence[Point] = (),
+    budget: float = float("inf"),
+    progress: Callable[[Point], None] | None = None,
+) -> CostCurve:
+    """A cost curve of a decoder, measured as far as a budget reaches.
+
+    Args:
+        decoder: What is measured.
+        lookups: Who fills chains; "" for nobody.
+        rates: Of its streams; None if there are none.
+        known: Passes measured before.
+        budget: Seconds to spend, roughly.
+        progress: Called with each pass measured.
+    """
+    wishes = trees_of(wanted(bool(rates), decoder.target.context), lookups, rates)
+    return CostCurve(measure(decoder, wishes, known, budget, progress))
