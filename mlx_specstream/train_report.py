@@ -22,23 +22,21 @@ import mlx.core as mx
 from rich.console import Console
 
 from . import loading, options, shipped
+from .benchmarking.prompts import named_tasks, prompts_of
 from .errors import SpecStreamError, UsageError
-from .session import encode
 from .streams.folder import StreamSet
 from .target import Target
 from .train_data import read_corpora
 from .train_distill import temperatures
 from .train_progress import progress_bar
 from .train_report_json import circumstances, measurements
-from .train_report_live import Prompt, measure_live
+from .train_report_live import measure_live
 from .train_report_tables import held_out_table, live_tables, memory_table
 from .training import report_plot
-from .training.corpus import json_lines, templated
-from .training.distill import Task, read_prompts
-from .training.report_files import check_writable, written_whole
 from .training.report_memory import measure_memory
 from .training.report_quality import LAST_TEXTS, measure_held_out
 from .training.report_speed import summarise
+from .writing import check_writable, written_whole
 
 WIDTH = 120  # of the tables, where stdout is no terminal
 
@@ -73,10 +71,7 @@ def arguments(argv: list[str]) -> argparse.Namespace:
     options.add_model_options(parser)
     args = parser.parse_args(argv)
     args.temps = temperatures(args.temps)
-    args.tasks = {}
-    if args.prompts:
-        tasks = read_prompts(args.prompts)
-        args.tasks = dict(zip(ids_of(args.prompts, tasks), tasks, strict=True))
+    args.tasks = named_tasks(args.prompts) if args.prompts else {}
     for path in args.data or ():
         if not path.is_file():
             raise SpecStreamError(f"there is no corpus {path}")
@@ -88,18 +83,6 @@ def arguments(argv: list[str]) -> argparse.Namespace:
         if path:
             check_writable(path)
     return args
-
-
-def ids_of(path: Path, tasks: list[Task]) -> list[str]:
-    """A name for each prompt: its ``id`` if all have one of their own, else its number."""
-    found: dict[str, str] = {}
-    if path.suffix == ".jsonl":
-        for row in json_lines(path):
-            if isinstance(row.get("prompt"), str) and "id" in row:
-                found.setdefault(row["prompt"].strip(), str(row["id"]))
-    names = [found.get(task.prompt, "") for task in tasks]
-    distinct = len(set(names)) == len(names) and "" not in names
-    return names if distinct else [str(number) for number in range(1, len(tasks) + 1)]
 
 
 def streams_of(choice: str, model: Any, tokenizer: Any) -> tuple[StreamSet, Path | None]:
@@ -115,25 +98,6 @@ def streams_of(choice: str, model: Any, tokenizer: Any) -> tuple[StreamSet, Path
         return found, next((f for f in shipped.folders() if f.name == found.name), None)
     folder = Path(choice).expanduser()
     return shipped.streams_in(folder, Target.of(model), tokenizer), folder
-
-
-def prompts_of(tasks: dict[str, Task], tokenizer: Any, context: int | None) -> list[Prompt]:
-    """Named prompts as token ids.
-
-    Raises:
-        SpecStreamError: If one leaves no room for an answer.
-    """
-    chat = getattr(tokenizer, "has_chat_template", True)
-    prompts = []
-    for name, task in tasks.items():
-        tokens = templated(tokenizer, task.prompt) if chat else encode(tokenizer, task.prompt)
-        if context is not None and len(tokens) >= context:
-            raise SpecStreamError(
-                f"prompt {name} has {len(tokens)} tokens but the context holds {context}: "
-                "shorten it or leave it out"
-            )
-        prompts.append(Prompt(name, task.category, tokens))
-    return prompts
 
 
 def form_of(model: Any) -> str:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import platform
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from . import doctor
+from .benchmarking.saved import machine
 from .training.report_memory import Memory
 from .training.report_quality import HeldOut
 from .training.report_speed import Run, Way
@@ -26,12 +26,7 @@ def circumstances(args: argparse.Namespace, model: Any, folder: Path | None) -> 
     loaded = getattr(model, "_specstream_loaded", None)
     return {
         "versions": doctor.versions(),
-        "machine": {
-            "platform": platform.platform(),
-            "device": doctor.device(),
-            "memory": doctor.memory(),
-            "openblas": doctor.openblas(),
-        },
+        "machine": machine(),
         "model": loaded.name if loaded else type(model).__name__,
         "streams": str(folder) if folder else None,
         "settings": {

@@ -10,33 +10,25 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
+from .benchmarking.prompts import Prompt
 from .decode.loop import PassReport
-from .decode.plan import Branch, TreePlan
+from .decode.plan import TreePlan
 from .decode.planner import Planner
 from .decode.processors import Sampling
-from .decode.proposers.streams import nodes_by_depth
 from .errors import SpecStreamError
 from .session import Session
-from .speculation import Speculation, decoder_for, plans_for
+from .speculation import Speculation, decoder_for, menu_of
 from .streams.folder import StreamSet
 from .target import Target
-from .training.report_speed import AUTO, NONE, PLAIN, Run
+from .training.report_speed import AUTO, PLAIN, Run
 
 WIDTHS = (3, 2, 2)  # of the streams' own tree
-
-
-class Prompt(NamedTuple):
-    """A prompt to decode: its name, what kind it is, and its token ids."""
-
-    name: str
-    category: str
-    tokens: list[int]
 
 
 def measure_live(
@@ -86,27 +78,13 @@ def measure_live(
 def fixed_trees(target: Target, streams: StreamSet) -> list[str]:
     """The trees to compare: those that ``"auto"`` chooses from, and the streams by themselves."""
     auto = Speculation()
-    trees = [tree_text(p) for p in plans_for(decoder_for(target, streams, auto).proposers, auto)]
+    trees = [str(plan) for plan in menu_of(decoder_for(target, streams, auto), auto)]
     if streams.heads is not None:
         gamma = streams.heads.config.gamma
         trees.append(f"streams:{gamma}")
         if gamma > 1:  # a single width is read as a chain
             trees.append("streams:" + "x".join(map(str, WIDTHS[:gamma])))
     return list(dict.fromkeys(trees))
-
-
-def tree_text(plan: TreePlan) -> str:
-    """A tree as ``TreePlan.parse`` reads it, by its widths where they tell it all."""
-
-    def text(branch: Branch) -> str:
-        levels = nodes_by_depth(branch)
-        widths = tuple(1 + max(branch.ranks[n] for n in level) for level in levels)
-        wide = len(branch) > len(levels) > 1
-        if wide and branch == Branch.of_widths(branch.proposer, widths):
-            return f"{branch.proposer}:{'x'.join(map(str, widths))}"
-        return str(branch)
-
-    return ",".join(map(text, plan.branches)) or NONE
 
 
 def schedule(trees: list[str], number: int) -> list[tuple[str, bool]]:
@@ -134,7 +112,10 @@ class Watch:
     def observe(self, plan: TreePlan, report: PassReport) -> None:
         self.read.append(time.perf_counter())
         self._planner.observe(plan, report)
-        self.trees.append(tree_text(plan))
+        self.trees.append(str(plan))
+
+    def explain(self) -> str:
+        return self._planner.explain()
 
 
 class WatchedSession(Session):

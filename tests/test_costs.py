@@ -55,6 +55,11 @@ def test_streams_measured_to_be_free_are_free_and_never_a_gain():
     assert curve.seconds(5, 100, True) == curve.seconds(5, 100)
 
 
+def test_streams_that_nobody_measured_are_taken_to_be_free():
+    curve = CostCurve(POINTS[:3])
+    assert curve.seconds(5, 100, True) == curve.seconds(5, 100)
+
+
 def test_published_ratios_make_a_curve():
     curve = CostCurve.from_ratios({1: 1.0, 4: 1.3}, 0.02, streams=0.2, source="a paper")
     assert curve.seconds(4) == pytest.approx(0.026)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from tiny import Oracle, decoded, filled, reports, streams_of, target_of, text_of
 
+from mlx_specstream.decode import loop
 from mlx_specstream.decode.loop import Decoder
 from mlx_specstream.decode.plan import TreePlan
 from mlx_specstream.decode.planner import FixedPlanner
@@ -324,3 +325,19 @@ def test_streams_that_ride_along_propose_in_whatever_pass_they_join(kind):
     passes = decoder.decode(prompt, filled(target, prompt[:-1]), planner, Sampling(), 1)
     proposed = [next(passes).proposed["streams"] for _ in range(9)]
     assert proposed == [0, 0, 2] * 3
+
+
+def test_prompts_of_many_lengths_share_their_traces(monkeypatch):
+    """Tracing costs more than several passes: a prompt's length must not ask for it."""
+    traced = []
+    real = loop.one_pass
+    monkeypatch.setattr(loop, "one_pass", lambda *args: traced.append(args[2]) or real(*args))
+    target = target_of("grouped")
+    decoder = Decoder(target, [NgramLookup()], compile=True)
+    for length in (3, 7, 12, 29):
+        text = text_of(length)
+        cache = filled(target, text[:-1])
+        run = decoder.decode(text, cache, FixedPlanner(TreePlan.parse("ngram:3")), Sampling(), 0)
+        for _ in range(3):
+            next(run)
+    assert len(traced) == 1

@@ -6,15 +6,11 @@ import json
 from pathlib import Path
 from typing import Any
 
-import mlx.core as mx
 import nbformat
 import pytest
-from mlx.utils import tree_flatten
 from nbclient import NotebookClient
-from tiny import BASE, build
 
 from mlx_specstream import Target, load, load_folder, stream_generate
-from mlx_specstream.conversion import gguf
 
 FOLDER = Path(__file__).parent.parent / "notebooks"
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
@@ -31,42 +27,34 @@ print(json.dumps({
 """
 
 
-@pytest.fixture(scope="module")
-def tiny_model(tmp_path_factory: pytest.TempPathFactory, write_tiny_gguf) -> Path:
-    """A tiny model's folder: one that says what a stream can learn.
+SPEED = """
+import json
+print(json.dumps({
+    "rows": [[row.bits, row.method, row.figures is not None] for row in rows],
+    "limits": limits,
+    "costs": {bits: [c.seconds(n, 100) / c.seconds(1, 100) for n in (1, 8)]
+              for bits, c in curves.items()},
+    "trees": last.trees, "passes": last.passes, "why": last.why,
+}))
+"""
 
-    Its blocks add little to the hidden state and its head is not its embedding, so that the next
-    token follows mostly from the newest one.
+
+def executed(name: str, report: str, model: Path, place: Path) -> tuple[Any, dict]:
+    """A notebook after its run on a tiny model, and what its variables were.
+
+    Args:
+        name: Of the notebook.
+        report: A last cell, which prints a JSON object.
+        model: The model's folder.
+        place: A folder to run it in: ``work``, ``out`` for its results, and what it caches.
     """
-    folder = tmp_path_factory.mktemp("tiny")
-    write_tiny_gguf(folder / "tiny.gguf")
-    gguf.repack(folder / "tiny.gguf", folder)  # for its tokenizer
-    theirs = json.loads((folder / "config.json").read_text())
-    changes = {
-        "vocab_size": theirs["vocab_size"],
-        "num_hidden_layers": 5,
-        "tie_word_embeddings": False,
-    }
-    weights = dict(tree_flatten(build(**changes).parameters()))
-    for name in weights:
-        if name.endswith(("o_proj.weight", "down_proj.weight")):
-            weights[name] = weights[name] * 0.1
-    mx.save_safetensors(str(folder / "model.safetensors"), weights)
-    config = BASE | changes | {"eos_token_id": theirs["eos_token_id"]}
-    (folder / "config.json").write_text(json.dumps(config))
-    return folder
-
-
-@pytest.fixture(scope="module")
-def run(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path, dict]:
-    """The notebook after its run, the folder it wrote to, and what its variables were."""
-    place = tmp_path_factory.mktemp("notebook")
-    notebook = nbformat.read(FOLDER / "train_streams.ipynb", as_version=4)
-    notebook.cells.append(nbformat.v4.new_code_cell(REPORT))
+    notebook = nbformat.read(FOLDER / name, as_version=4)
+    notebook.cells.append(nbformat.v4.new_code_cell(report))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("SPECSTREAM_NOTEBOOK_MODEL", str(tiny_model))
+        patch.setenv("SPECSTREAM_NOTEBOOK_MODEL", str(model))
         patch.setenv("SPECSTREAM_NOTEBOOK_TINY", "1")
         patch.setenv("SPECSTREAM_NOTEBOOK_OUT", str(place / "out"))
+        patch.setenv("MLX_SPECSTREAM_CACHE", str(place / "cache"))
         patch.setenv("IPYTHONDIR", str(place / "ipython"))
         patch.delenv("MPLBACKEND", raising=False)  # the kernel's own, whose plots are outputs
         (place / "work").mkdir()
@@ -76,7 +64,15 @@ def run(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any
         )
         client.execute()  # raises at the first cell that fails
     printed = "".join(output["text"] for output in notebook.cells[-1].outputs)
-    return notebook, place, json.loads(printed)
+    return notebook, json.loads(printed)
+
+
+@pytest.fixture(scope="module")
+def run(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path, dict]:
+    """The training notebook after its run, its folder, and what its variables were."""
+    place = tmp_path_factory.mktemp("notebook")
+    notebook, said = executed("train_streams.ipynb", REPORT, tiny_model, place)
+    return notebook, place, said
 
 
 def outputs(notebook: Any) -> list[Any]:
@@ -125,6 +121,21 @@ def test_its_texts_are_plain_decodings_and_proposals_are_accepted(run, tiny_mode
         assert rate == 1 if name == "plain" else rate > 1
 
 
+def test_the_speed_notebook_measures_every_form_and_keeps_the_text(tiny_model, tmp_path):
+    notebook, said = executed("memory_and_speed.ipynb", SPEED, tiny_model, tmp_path)
+    plots = [output for output in outputs(notebook) if "image/png" in output.get("data", {})]
+    assert len(plots) == 3
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["memory_speed.png"]
+    assert list((tmp_path / "work").iterdir()) == []
+    assert [tuple(row) for row in said["rows"]] == [
+        (bits, method, True) for bits in (8, 32) for method in ("plain", "speculative", "mlx-lm")
+    ]
+    assert said["limits"]["8"] > said["limits"]["32"] > 0
+    assert all(costs[0] == 1 and min(costs) > 0 for costs in said["costs"].values())
+    assert sum(said["trees"].values()) == said["passes"]
+    assert said["why"]
+
+
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)
 def test_a_notebook_is_valid_and_stores_next_to_nothing(path):
     notebook = nbformat.read(path, as_version=nbformat.NO_CONVERT)
@@ -135,8 +146,9 @@ def test_a_notebook_is_valid_and_stores_next_to_nothing(path):
     assert len(json.dumps(stored)) < STORED
 
 
-def test_there_is_a_notebook_to_check():
-    assert "train_streams.ipynb" in {path.name for path in NOTEBOOKS}
+def test_the_notebooks_are_those_that_are_run():
+    found = {path.name for path in NOTEBOOKS}
+    assert found == {"memory_and_speed.ipynb", "train_streams.ipynb"}
 
 
 def target_of(folder: Path) -> tuple[Target, Any]:

@@ -15,21 +15,22 @@ from tiny import decoded, streams_of, target_of, text_of
 
 from mlx_specstream import Sampling, SpecStreamError, options, stream_generate, train, train_report
 from mlx_specstream import train_report_live as live
-from mlx_specstream.decode.plan import TreePlan
-from mlx_specstream.session import Session
+from mlx_specstream.benchmarking.prompts import ids_of
+from mlx_specstream.speculation import Speculation, decoder_for, menu_of
 from mlx_specstream.streams import StreamsConfig, make_streams, randomise
 from mlx_specstream.streams.files import identify, save_streams, tokenizer_hash
 from mlx_specstream.streams.folder import StreamSet, save_table
 from mlx_specstream.streams.ngram_table import NgramTable
 from mlx_specstream.train_report_live import Prompt
 from mlx_specstream.training.corpus import Corpus, Text, answers, templated
+from mlx_specstream.training.distill import read_prompts
 from mlx_specstream.training.evaluate import evaluate
-from mlx_specstream.training.report_files import written_whole
 from mlx_specstream.training.report_memory import measure_memory
 from mlx_specstream.training.report_quality import held_out_in_training, measure_held_out
 from mlx_specstream.training.report_speed import AUTO, PLAIN, Run, summarise
 from mlx_specstream.training.trainer import Plan, Trainer
 from mlx_specstream.training.trunk import TrunkCache
+from mlx_specstream.writing import written_whole
 
 PROMPT, SIZE = 8, 16
 
@@ -134,29 +135,13 @@ def test_texts_too_short_to_predict_in_are_refused(corpus):
 # Live decoding ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "text",
-    ["none", "ngram|table:4,streams:3", "streams:3", "a:3x2x2", "a:4,b:0.0.0+1.0", "a:0+1+2"],
-)
-def test_a_tree_is_named_as_it_is_read(text):
-    assert live.tree_text(TreePlan.parse(text)) == text
-
-
-def test_the_trees_are_those_that_the_proposers_can_fill(streams):
-    both = live.fixed_trees(target_of("grouped"), streams)
-    assert both == ["ngram|table:4", "ngram|table:7", "ngram|table:4,streams:3", "streams:3",
-                    "streams:3x2x2"]  # fmt: skip
-    assert live.fixed_trees(target_of("grouped"), StreamSet()) == ["ngram:4", "ngram:7"]
-
-
-@pytest.mark.parametrize("rates", [None, ((0.6, 0.3), (0.5, 0.2), (0.1, 0.1))])
-def test_the_trees_are_those_that_auto_chooses_from(rates):
+def test_the_trees_are_those_that_auto_chooses_from_and_the_streams_alone(streams):
     target = target_of("grouped")
-    heads = randomise(make_streams(StreamsConfig("linear", 3, rates=rates), target), 1)
-    trees = live.fixed_trees(target, StreamSet(heads))
-    session = Session(target.model, Letters(), StreamSet(heads))
-    assert [TreePlan.parse(tree) for tree in trees[:-2]] == session._plans
-    assert trees[-2:] == ["streams:3", "streams:3x2x2"]
+    menu = menu_of(decoder_for(target, streams, Speculation()), Speculation())
+    trees = live.fixed_trees(target, streams)
+    assert trees[: len(menu)] == [str(plan) for plan in menu]
+    assert {"streams:3", "streams:3x2x2"} <= set(trees)
+    assert all(tree.startswith("ngram:") for tree in live.fixed_trees(target, StreamSet()))
 
 
 def test_a_run_counts_what_generating_counts(runs, streams, prompts):
@@ -309,7 +294,7 @@ def test_the_command_writes_tables_json_and_a_picture(command, capsys, tmp_path)
             f"--json {file} --png {picture}")  # fmt: skip
     out, err = capsys.readouterr()
     for said in ("6 texts held out in training", "predicted", "measured", "2 of 2", "[b]odd",
-                 "ngram|table:7", "streams:3x2x2", "n-gram table"):  # fmt: skip
+                 "ngram|table:15", "streams:3x2x2", "n-gram table"):  # fmt: skip
         assert said in out
     assert "answers" in err
     assert sorted(p.name for p in file.parent.iterdir()) == ["r.json", "r.png"]
@@ -322,8 +307,8 @@ def test_the_command_writes_tables_json_and_a_picture(command, capsys, tmp_path)
     quality = found["held_out"]
     assert (quality["texts"], quality["recorded"]) == (6, True)
     assert quality["accuracy"] == [hits[0] for hits in quality["hits"]]
-    trees = ["ngram|table:4", "ngram|table:7", "ngram|table:4,streams:3", "streams:3",
-             "streams:3x2x2", "auto"]  # fmt: skip
+    trees = [w["way"] for w in found["live"] if w["temperature"] == 0.0]
+    assert {"streams:3", "streams:3x2x2", "auto"} < set(trees)
     assert [(w["temperature"], w["way"]) for w in found["live"]] == [
         (t, tree) for t in (0.0, 0.8) for tree in trees
     ]
@@ -384,7 +369,7 @@ def test_ids_that_are_not_one_each_become_numbers(tmp_path):
     for second, names in (({"id": "b"}, ["a", "b"]), ({"id": "a"}, ["1", "2"]), ({}, ["1", "2"])):
         rows = [{"id": "a", "prompt": "first "}, {"prompt": "second", **second}]
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-        assert train_report.ids_of(path, train_report.read_prompts(path)) == names
+        assert ids_of(path, read_prompts(path)) == names
 
 
 def test_a_text_that_differs_ends_in_an_error_after_the_report(command, capsys, monkeypatch):
@@ -392,7 +377,7 @@ def test_a_text_that_differs_ends_in_an_error_after_the_report(command, capsys, 
 
     def lying(session, prompt, sampling, size, way, *rest):
         said, run = honest(session, prompt, sampling, size, way, *rest)
-        return said, replace(run, same=run.same and (way, prompt.name) != ("ngram|table:7", "p2"))
+        return said, replace(run, same=run.same and (way, prompt.name) != ("ngram|table:15", "p2"))
 
     monkeypatch.setattr(live, "decode", lying)
     with pytest.raises(SpecStreamError, match="1 texts differ"):

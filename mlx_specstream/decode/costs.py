@@ -61,7 +61,8 @@ class CostCurve:
             for p in self.points
             if p.streams
         ]
-        self._more = _line(p for p in more if p.context == min(q.context for q in more))
+        near = min((p.context for p in more), default=0)
+        self._more = _line(p for p in more if p.context == near)
 
     @classmethod
     def from_ratios(
@@ -87,8 +88,10 @@ class CostCurve:
             context: Tokens in the cache.
             streams: Whether streams propose.
         """
-        more = max(_read(self._more, rows, flat=True), 0.0) if streams and self._more else 0.0
-        return self._without(rows, context) + more
+        seconds = self._without(rows, context)
+        if streams and self._more[0]:
+            seconds += max(_read(self._more, rows, flat=True), 0.0)
+        return seconds
 
     def of(self, plan: TreePlan, context: int = 0) -> float:
         """Seconds of a pass that verifies a tree."""

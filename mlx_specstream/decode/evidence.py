@@ -17,7 +17,7 @@ from .promise import Chance, Rates
 
 # Of streams that nobody measured, until their passes tell more.
 ASSUMED_RATES = ((0.4, 0.12, 0.06, 0.04),) * 8
-ASSUMED_LOOKUPS = Chance(0.25, 0.6)
+ASSUMED_LOOKUPS = Chance(0.3, 0.65)
 ENOUGH = 3  # passes of a tree, to know what it costs
 
 
@@ -185,8 +185,9 @@ class LookupShadow:
         """Compare the prediction with the token that came, then read it."""
         first, later = self.chance
         hit = self._guess() == token
-        # A chain begins at any token, and goes on only where it was right.
-        first += self._decay * (hit - first)
+        # A chain goes on where it was right. The next one mostly begins after a token that it had
+        # not, but after one that it had where chains are right to their ends.
+        first += self._decay * (hit - first) / (3 if self._hit else 1)
         if self._hit:
             later += self._decay * (hit - later)
         self.chance, self._hit = Chance(first, later), hit

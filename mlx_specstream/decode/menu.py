@@ -8,22 +8,23 @@ that gain most together.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import log
 
 from .costs import CostCurve
 from .plan import Branch, TreePlan, best_paths
 from .promise import STREAMS, Chance, Rates, promised_tokens
 
-MOST_TREES = 5
+MOST_TREES = 6
 WORTHWHILE = 1.02  # what a tree must gain over not having it, for the texts that it serves
 CHAINS = (0, 2, 3, 4, 5, 7, 10, 15)
 STREAM_NODES = (0, 1, 2, 3, 4, 6, 8, 12)
 MOST_ROWS = 20
 # Texts: how often lookups are right, from fresh prose to a copy; and streams, next to their rates.
 LOOKUPS = (
-    Chance(0.0, 0.0), Chance(0.15, 0.4), Chance(0.3, 0.6), Chance(0.45, 0.75),
-    Chance(0.6, 0.85), Chance(0.75, 0.92), Chance(0.95, 0.98),
+    Chance(0.0, 0.3), Chance(0.2, 0.5), Chance(0.3, 0.6), Chance(0.4, 0.7), Chance(0.5, 0.8),
+    Chance(0.7, 0.9), Chance(0.95, 0.98),
 )  # fmt: skip
-SCALES = (0.3, 0.7, 1.0, 1.2)
+SCALES = (0.4, 0.7, 0.9, 1.1)
 
 
 def candidates(lookups: str, rates: Rates | None, chains: Sequence[int] = CHAINS) -> list[TreePlan]:
@@ -66,15 +67,15 @@ def menu_for(costs: CostCurve, trees: Sequence[TreePlan], rates: Rates | None) -
         for scale in (SCALES if rates else (1.0,))
     ]
     context = costs.points[0].context
-    speeds = {
-        tree: [promised_tokens(tree, *text) / costs.ratio(tree, context) for text in texts]
-        for tree in trees
-    }
+    speeds = {}
+    for tree in trees:
+        cost = costs.ratio(tree, context)
+        speeds[tree] = [promised_tokens(tree, *text) / cost for text in texts]
     best = [1.0] * len(texts)
     menu: list[TreePlan] = []
     while len(menu) < MOST_TREES and speeds:
         gains = {
-            tree: sum(max(mine / so_far, 1.0) for mine, so_far in zip(each, best, strict=True))
+            tree: sum(log(max(mine / so_far, 1.0)) for mine, so_far in zip(each, best, strict=True))
             for tree, each in speeds.items()
         }
         tree = max(gains, key=gains.__getitem__)

@@ -16,7 +16,7 @@ STREAMS = "streams"
 # Lookups and streams are right about the same easy tokens more often than chance would have it:
 # of what two independent proposers would add to the better one, this share remains
 # (docs/planner.md has the measurement).
-SHARE_ADDED = 0.6
+SHARE_ADDED = 0.7
 
 
 class Chance(NamedTuple):

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import SpecStreamError
-from .report_files import written_whole
+from ..writing import written_whole
 from .report_quality import HeldOut
 from .report_speed import Way
 
@@ -16,8 +16,11 @@ GREYS = ("0.2", "0.95", "0.6", "0.8", "0.4", "0.9")
 HATCHES = ("", "//", "..", "xx", "\\\\", "", "oo", "--", "++", "**")
 
 
-def figure_class() -> Any:
+def figure_class(option: str = "--png") -> Any:
     """matplotlib's figure, which needs no display.
+
+    Args:
+        option: What asks for it, for people.
 
     Raises:
         SpecStreamError: If matplotlib is not installed.
@@ -26,7 +29,7 @@ def figure_class() -> Any:
         from matplotlib.figure import Figure
     except ImportError as error:
         raise SpecStreamError(
-            "--png needs matplotlib: pip install 'mlx-specstream[report]'"
+            f"{option} needs matplotlib: pip install 'mlx-specstream[report]'"
         ) from error
     return Figure
 

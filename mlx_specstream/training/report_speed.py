@@ -112,8 +112,8 @@ def _way(every: list[Run], plain: list[Run], costs: dict[str, float | None]) -> 
     """
     way = every[0].way
     runs = _counted(every)
-    passes = _total(run.passes for run in runs)
-    proposed, accepted = _total(r.proposed for r in runs), _total(r.accepted for r in runs)
+    passes = total(run.passes for run in runs)
+    proposed, accepted = total(r.proposed for r in runs), total(r.accepted for r in runs)
     by_category: dict[str, list[Run]] = {}
     for run in runs:
         by_category.setdefault(run.category, []).append(run)
@@ -129,7 +129,7 @@ def _way(every: list[Run], plain: list[Run], costs: dict[str, float | None]) -> 
         tokens=_tokens(runs),
         passes=sum(passes.values()),
         by_category={
-            category: _tokens(some) / sum(_total(run.passes for run in some).values())
+            category: _tokens(some) / sum(total(run.passes for run in some).values())
             for category, some in by_category.items()
         },
         acceptance={who: accepted[who] / count for who, count in proposed.items()},
@@ -172,6 +172,6 @@ def _tokens(runs: list[Run]) -> int:
     return sum(run.tokens for run in runs)
 
 
-def _total(counts: Iterable[dict[str, int]]) -> Counter[str]:
+def total(counts: Iterable[dict[str, int]]) -> Counter[str]:
     """The sum of some counts, without what comes to 0."""
     return sum(map(Counter, counts), Counter())

@@ -1,0 +1,1 @@
+"""Measuring speed and memory, and weighing proposals without a model."""
