@@ -8,6 +8,7 @@ The curve is kept in the user's cache, where chat, generate and the others find 
 from __future__ import annotations
 
 import argparse
+import math
 from pathlib import Path
 
 from rich.console import Console
@@ -76,7 +77,7 @@ def main(argv: list[str]) -> None:
             f"{1e3 * point.seconds:.1f} ms"
         )
 
-    curve = costs_of(decoder, again=True, progress=report)
+    curve = costs_of(decoder, math.inf, again=True, progress=report)
     output = Console(highlight=False)
     output.print(table_of(curve))
     menu = menu_for(curve, candidates(lookups_of(decoder), rates_of(decoder)), rates_of(decoder))
