@@ -67,6 +67,21 @@ def test_attention_is_mlx_lms(mask):
     np.testing.assert_allclose(np.array(mine), np.array(expected), atol=1e-5)
 
 
+def test_gradients_of_attention_are_mlx_lms():
+    inputs = normal(2, 6, 5, 16), normal(2, 3, 9, 16, seed=1), normal(2, 3, 9, 16, seed=2)
+
+    def gradients(function):
+        def loss(q, k, v):
+            return mx.sum(function(q, k, v, None, 0.25, None) ** 2)
+
+        return mx.grad(loss, argnums=(0, 1, 2))(*inputs)
+
+    mine = gradients(vector_math.attention)
+    expected = gradients(scaled_dot_product_attention)
+    for ours, theirs in zip(mine, expected, strict=True):
+        np.testing.assert_allclose(np.array(ours), np.array(theirs), rtol=2e-4, atol=2e-5)
+
+
 @pytest.mark.parametrize("name", list(TINY))
 def test_a_layer_computes_the_same_and_the_original_stays(name):
     block = target_of(name).family.layers[0]

@@ -100,6 +100,23 @@ def swiglu(gate: mx.array, x: mx.array) -> mx.array:
 
 
 @_compiled
+def _raised(scores: mx.array) -> mx.array:
+    return exp(scores - mx.max(scores, axis=-1, keepdims=True))
+
+
+@_custom
+def _raised_float32(scores: mx.array) -> mx.array:
+    """e to the power of each score less the highest of its row."""
+    return _raised(scores)
+
+
+@_vjp_of(_raised_float32)
+def _(_primals: Any, cotangent: mx.array, output: mx.array) -> mx.array:
+    # As if the highest were a constant: it cancels in whatever is divided by the row's sum.
+    return output * cotangent
+
+
+@_compiled
 def _softmax(scores: mx.array) -> mx.array:
     raised = exp(scores - mx.max(scores, axis=-1, keepdims=True))
     return raised / mx.sum(raised, axis=-1, keepdims=True)
@@ -154,17 +171,20 @@ def attention(
     if sinks is not None or hasattr(cache, "bits"):
         return base.scaled_dot_product_attention(queries, keys, values, cache, scale, mask, sinks)
     groups = keys.shape[1]
-    # Queries that share keys become rows of one product.
-    folded = (queries * scale).reshape(batch, groups, -1, dim)
-    scores = (folded @ keys.swapaxes(-1, -2)).astype(mx.float32)
-    scores = scores.reshape(batch, heads, rows, -1)
+    # Queries that share keys become rows of one product. The fewer kernels the better, for one row
+    # pays for them too: the scale goes with the mask, and what is divided is the smaller result.
+    folded = queries.reshape(batch, groups, -1, dim)
+    scores = (folded @ keys.swapaxes(-1, -2)).reshape(batch, heads, rows, -1)
+    scores = scores.astype(mx.float32) * scale
     if isinstance(mask, str):  # mlx-lm's word for a triangle
         ends = mx.arange(scores.shape[-1] - rows, scores.shape[-1])
         mask = ends[:, None] >= mx.arange(scores.shape[-1])[None]
     if mask is not None:
         scores = mx.where(mask, scores, -mx.inf) if mask.dtype == mx.bool_ else scores + mask
-    shares = _softmax_float32(scores).astype(values.dtype)
-    return (shares.reshape(batch, groups, -1, shares.shape[-1]) @ values).reshape(queries.shape)
+    raised = _raised_float32(scores)
+    folded = raised.astype(values.dtype).reshape(batch, groups, -1, raised.shape[-1])
+    sums = mx.sum(raised, axis=-1, keepdims=True)
+    return ((folded @ values).reshape(queries.shape) / sums).astype(values.dtype)
 
 
 @cache
@@ -190,16 +210,21 @@ def _with_vector_math(kind: type) -> type:
 
 def vectorised_block(block: Any) -> Any:
     """A block sharing all weights, on the functions above where wanted; the original stays."""
-    twin, twin.self_attn, twin.mlp = map(copy.copy, (block, block.self_attn, block.mlp))
-    if is_wanted():
-        for layer in (twin.self_attn, twin.mlp):
-            kind: Any = type(layer)
-            layer.__class__ = _with_vector_math(kind)
+    twin = copy.copy(block)
+    for name, part in block.children().items():
+        twin[name] = copy.copy(part)
+        if is_wanted():
+            kind: Any = type(part)
+            twin[name].__class__ = _with_vector_math(kind)
     return twin
 
 
 def vectorised(model: Any) -> Any:
     """An mlx-lm model for mlx-lm's own loops, sharing all weights; the model itself stays."""
-    twin, twin.model = copy.copy(model), copy.copy(model.model)
+    twin = copy.copy(model)
+    if "language_model" in model:  # published with an image tower around it
+        twin.language_model = vectorised(model.language_model)
+        return twin
+    twin.model = copy.copy(model.model)
     twin.model.layers = [vectorised_block(block) for block in model.model.layers]
     return twin
