@@ -102,6 +102,11 @@ class StreamRecord:
             scaled.append([rate * min(scale, 0.98 / top) for rate in ranks])
         return scaled
 
+    def forget(self, kept: float = 0.3) -> None:
+        """A new text begins: what the last one showed counts for less."""
+        self._hits = [kept * hits for hits in self._hits]
+        self._expected = [kept * expected for expected in self._expected]
+
     def judge(self, branch: Branch, right: Sequence[int], committed: int) -> None:
         """Count a pass; a depth counts if all above it was right and the target went on there.
 
@@ -145,6 +150,13 @@ class Experience:
         self.streams = StreamRecord(rates or ASSUMED_RATES)
         self.lookups = ASSUMED_LOOKUPS
         self.kept_promise: dict[TreePlan, float] = {}  # tokens committed by tokens promised
+
+    def remember(self, chance: Chance, tokens: int) -> None:
+        """Let the lookups' chances in one text count for what to expect of the next, a little."""
+        weight = 0.002 * tokens
+        self.lookups = Chance(
+            *(a + weight * (b - a) for a, b in zip(self.lookups, chance, strict=True))
+        )
 
 
 class LookupShadow:

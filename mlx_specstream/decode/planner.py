@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 PLAIN = TreePlan()
 # How much better another tree must promise to be before it takes over.
 GAIN = 1.03
-FIRST_PROBE, LAST_PROBE = 16, 256  # passes between tries of streams that did not pay
+FIRST_PROBE, LAST_PROBE = 8, 256  # passes between tries of streams that did not pay
 # Every so many passes is plain, so that the measure of all others is known: at first, and then.
 FIRST_PLAIN, LATER_PLAIN = 8, 256
 
@@ -101,6 +101,7 @@ class AutoPlanner:
         self._with_streams = [tree for tree in self._trees if STREAMS in tree.proposers]
         self._passes, self._idle, self._interval = 0, 0, FIRST_PROBE
         experience.clock.restart()
+        experience.streams.forget()
         shadow.learn(text)
         self._current = max(self._trees, key=lambda tree: self.promise(tree).speed)
 
@@ -122,7 +123,7 @@ class AutoPlanner:
         self._context += committed
         for token in report.tokens:
             self._shadow.judge(token)
-        experience.lookups = self._shadow.chance
+        experience.remember(self._shadow.chance, committed)
         for branch, outcome in zip(plan.branches, report.branches, strict=True):
             if outcome.proposer == STREAMS and outcome.proposed:
                 experience.streams.judge(branch, outcome.right, committed)
