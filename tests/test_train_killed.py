@@ -57,8 +57,9 @@ def command(model: Path, prompts: Path, out: Path) -> list[str]:
     ]
     return [
         sys.executable, "-m", "mlx_specstream.train", "--model", str(model),
-        "--prompts", str(prompts), "--out", str(out), "--max-tokens", "12", "--temps", "0,0.8",
-        "--cache", str(out.with_name(out.name + "-trunk")), *steps, *shape,
+        "--prompts", str(prompts), "--out", str(out), "--temps", "0,0.8",
+        "--cache", str(out.with_name(out.name + "-trunk")),
+        *(part for name, value in numbers.items() for part in (f"--{name}", str(value))),
     ]  # fmt: skip
 
 
