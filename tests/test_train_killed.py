@@ -31,30 +31,10 @@ WORDS = [
 
 
 def command(model: Path, prompts: Path, out: Path) -> list[str]:
-    steps = [
-        "--steps",
-        "24",
-        "--validate-every",
-        "6",
-        "--texts",
-        "2",
-        "--anchors",
-        "4",
-        "--held-out",
-        "3",
-    ]
-    shape = [
-        "--layers",
-        "2",
-        "--rank",
-        "4",
-        "--start-rank",
-        "4",
-        "--correction-rank",
-        "4",
-        "--draft-vocab",
-        "64",
-    ]
+    numbers = {
+        "steps": 24, "validate-every": 6, "texts": 2, "anchors": 4, "held-out": 3, "layers": 2,
+        "rank": 4, "start-rank": 4, "correction-rank": 4, "draft-vocab": 64, "max-tokens": 12,
+    }  # fmt: skip
     return [
         sys.executable, "-m", "mlx_specstream.train", "--model", str(model),
         "--prompts", str(prompts), "--out", str(out), "--temps", "0,0.8",
