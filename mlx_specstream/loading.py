@@ -17,7 +17,7 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from . import embedded
 from .errors import SpecStreamError, UsageError
-from .target.families import FAMILIES, unsupported
+from .target.families import adapter_for, model_classes
 
 DTYPES = {"float32": mx.float32, "float16": mx.float16, "bfloat16": mx.bfloat16}
 
@@ -82,8 +82,13 @@ def load(
     else:
         folder = resolve(str(path_or_hf_repo))
     config = check_folder(folder)
+    on_cpu = mx.default_device() == mx.cpu
+    if adapter_for(config).sparse and on_cpu and dtype not in (None, "float32"):
+        raise SpecStreamError(
+            f"MLX computes mixtures of experts on the CPU in float32 only, not in {dtype}"
+        )
     try:
-        model, config = mlx_lm_utils.load_model(folder, lazy=True)
+        model, config = mlx_lm_utils.load_model(folder, lazy=True, get_model_classes=model_classes)
         if adapter_path is not None:
             model = mlx_lm_utils.load_adapters(model, adapter_path)
             model.eval()
@@ -92,7 +97,6 @@ def load(
             f"cannot load {adapter_path or folder}: {_first_line(error)}"
         ) from error
 
-    on_cpu = mx.default_device() == mx.cpu
     compute = DTYPES[dtype] if dtype else (mx.float32 if on_cpu else None)
     bits = (config.get("quantization") or {}).get("bits")
     if dequantize is None:
@@ -171,9 +175,7 @@ def check_folder(folder: Path) -> dict[str, Any]:
         raise SpecStreamError(f"cannot read {path}: {_first_line(error)}") from error
     if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):
         raise SpecStreamError(f"{path} names no model_type")
-    module = mlx_lm_utils.MODEL_REMAPPING.get(config["model_type"], config["model_type"])
-    if module not in FAMILIES:
-        raise SpecStreamError(unsupported(config["model_type"]))
+    adapter_for(config)
     index = folder / "model.safetensors.index.json"
     if index.exists():
         try:

@@ -108,7 +108,9 @@ def menu_of(decoder: Decoder, speculation: Speculation) -> list[TreePlan]:
     chain = speculation.num_draft_tokens
     lengths = CHAINS if chain is None else (0, chain)
     rates = rates_of(decoder)
-    trees = candidates(lookups_of(decoder), rates, lengths)
+    # Every row of a mixture may ask for other experts: lookups only if the user says so.
+    lookups = "" if decoder.target.family.sparse else lookups_of(decoder)
+    trees = candidates(lookups, rates, lengths)
     return menu_for(experience_of(decoder).clock.costs, trees, rates)
 
 

@@ -106,6 +106,8 @@ def test_the_most_telling_passes_come_first_and_none_is_beyond_the_context():
     assert len(set(every)) == len(every)
     assert {w.rows for w in every if not w.streams and w.context == 100} == set(range(1, 17))
     assert {w.context for w in wanted(streams=False, most_context=512)} == {100}
+    assert {w.context for w in wanted(streams=False, most_context=60)} == {30}
+    assert wanted(streams=True, most_context=4) == [Wanted(1, 2, False)]
 
 
 def test_each_pass_to_measure_gets_a_tree_of_its_rows():

@@ -28,6 +28,10 @@ PROPOSALS = [
     *((kind, plan) for kind in STREAM_KINDS for plan in ("streams:3", TREE, MIXED)),
     *((kind, "oracle:2x1,streams:1,ngram:3,streams:2x2") for kind in STREAM_KINDS),
 ]
+OTHERS = [
+    *("untied", "sliding", "llama3_rope", "smollm3", "quantized"),
+    *("opt", "gemma3_text", "gemma2", "phi3", "granite", "qwen3_moe", "mixtral"),
+]
 OPTIONS = {
     "windowed_repetition": {"repetition_penalty": 1.4, "repetition_context_size": 5},
     "whole_repetition": {"repetition_penalty": 1.3, "repetition_context_size": 0},
@@ -94,7 +98,7 @@ def test_any_proposals_leave_the_text_as_it_is(kind, plan, prompt, temp):
 
 
 @pytest.mark.parametrize("temp", [0.0, 0.9])
-@pytest.mark.parametrize("name", ["untied", "sliding", "llama3_rope", "smollm3", "quantized"])
+@pytest.mark.parametrize("name", OTHERS)
 @pytest.mark.parametrize("kind", STREAM_KINDS)
 def test_other_kinds_of_target_are_preserved_too(name, kind, temp):
     rate = check(name, kind, "oracle:3x2x1,ngram:2,streams:2x1", 19, temp)

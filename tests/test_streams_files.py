@@ -190,7 +190,7 @@ def test_a_half_precision_model_and_itself_loaded_in_float32_have_one_fingerprin
         assert weights_fingerprint(Target.of(own)) == weights_fingerprint(Target(expanded))
 
 
-@pytest.mark.parametrize("name", sorted({*TINY} - {"mistral"}))
+@pytest.mark.parametrize("name", sorted({*TINY} - {"mistral", "gemma3", "mixtral"}))
 @pytest.mark.parametrize("where", ["embedding", "first", "last"])
 def test_one_changed_matrix_changes_no_other_part_of_the_identity(name, where):
     model = TINY[name]()

@@ -94,8 +94,9 @@ def test_committing_a_later_branch_keeps_exactly_its_rows(name):
     assert_close(ours, reference(target, text)[-len(rest) :])
 
 
-def test_a_sliding_window_forgets_across_several_wraps():
-    target, tokens = target_of("sliding"), text_of(75)
+@pytest.mark.parametrize("name", ["sliding", "gemma3_text"])
+def test_a_sliding_window_forgets_across_several_wraps(name):
+    target, tokens = target_of(name), text_of(75)
     cache = filled(target, tokens[:3])
     layout = TreeLayout([-1, 0, 1, 0, 3])
     expected = reference(target, tokens)
@@ -110,6 +111,7 @@ def test_a_sliding_window_forgets_across_several_wraps():
 def test_only_sliding_layers_look_through_a_window():
     assert target_of("sliding").windows == [8, None, 8, 8]
     assert target_of("grouped").windows == [None] * 3
+    assert target_of("gemma3_text").windows == target_of("gemma3").windows == [8, 8, None, 8]
 
 
 def test_an_aborted_pass_leaves_the_cache_as_it_was():
@@ -190,7 +192,7 @@ def test_the_model_is_left_as_it_was_and_no_weight_is_copied(name):
     model = TINY[name]()
     tokens = mx.array([text_of(12)])
     names = {key: id(value) for key, value in tree_flatten(model.parameters())}
-    ropes = [layer.self_attn.rope for layer in model.layers]
+    ropes = [layer.self_attn.get("rope") for layer in model.layers]
     before = np.array(model(tokens))
     gc.collect()
     memory = mx.get_active_memory()
@@ -200,15 +202,14 @@ def test_the_model_is_left_as_it_was_and_no_weight_is_copied(name):
     cache = filled(target, text_of(9))
     run_tree(target, cache, text_of(5), TreeLayout(TREES["pairs"]))
     assert {key: id(value) for key, value in tree_flatten(model.parameters())} == names
-    assert [layer.self_attn.rope for layer in model.layers] == ropes
+    assert [layer.self_attn.get("rope") for layer in model.layers] == ropes
     assert (np.array(model(tokens)) == before).all()
 
 
 @pytest.mark.parametrize(
     ("model_type", "extra"),
     [
-        ("gemma", {"head_dim": 16}),
-        ("qwen3", {"head_dim": 16, "rope_theta": 1e4}),
+        ("starcoder2", {"norm_epsilon": 1e-5}),
         (
             "mamba",
             {"state_size": 4, "conv_kernel": 4, "use_bias": False, "use_conv_bias": True}

@@ -224,7 +224,9 @@ def test_a_corpus_that_grows_never_holds_out_what_was_trained_with(corpus):
 
 
 @pytest.mark.parametrize("kind", KINDS, ids="-".join)
-@pytest.mark.parametrize("name", ["grouped", "sliding", "smollm3", "bfloat16"])
+@pytest.mark.parametrize(
+    "name", ["grouped", "sliding", "smollm3", "bfloat16", "opt", "gemma3_text", "phi3", "mixtral"]
+)
 def test_streams_in_training_are_those_of_decoding(name, kind, corpus, tmp_path):
     target = target_of(name)
     text = corpus.texts[-1]
@@ -250,7 +252,7 @@ def test_streams_in_training_are_those_of_decoding(name, kind, corpus, tmp_path)
 
 
 @pytest.mark.parametrize("kind", KINDS, ids="-".join)
-@pytest.mark.parametrize("name", ["grouped", "quantized"])
+@pytest.mark.parametrize("name", ["grouped", "quantized", "qwen3_moe"])
 def test_training_lowers_the_loss_and_leaves_the_target_alone(name, kind, corpus, tmp_path):
     target = target_of(name)
     before = {n: np.array(v) for n, v in tree_flatten(target.model.parameters())}

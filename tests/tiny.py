@@ -9,7 +9,6 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 from mlx.utils import tree_flatten, tree_unflatten
-from mlx_lm.utils import _get_classes
 
 from mlx_specstream.decode.loop import Decoder, PassReport
 from mlx_specstream.decode.plan import Branch, TreePlan
@@ -19,6 +18,7 @@ from mlx_specstream.decode.proposers import Context, Proposals, Proposer
 from mlx_specstream.streams import StreamHeads, StreamsConfig, make_streams, randomise
 from mlx_specstream.target import Target, TreeCache, TreeLayout
 from mlx_specstream.target.cache import extent
+from mlx_specstream.target.families import model_classes
 
 VOCAB = 101
 BASE = {
@@ -47,14 +47,17 @@ def build(
 ) -> nn.Module:
     """A random model whose logits have a standard deviation of about 3."""
     config = {**BASE, **changes}
-    model_class, args_class = _get_classes(config)
+    model_class, args_class = model_classes(config)
     model = model_class(args_class.from_dict(config))
+    gemma = str(config["model_type"]).startswith("gemma")
+    if "gemma3" in str(config["model_type"]):  # learns from its weights that its head is tied
+        getattr(model, "language_model", model).sanitize({})
     rng = np.random.default_rng(seed)
     weights = []
     for name, value in tree_flatten(model.parameters()):
         noise = rng.normal(size=value.shape)
         if name.endswith("norm.weight"):
-            noise = 1 + 0.1 * noise
+            noise = (0 if gemma else 1) + 0.1 * noise  # Gemma's norms add one to their weight
         elif name.endswith("bias"):
             noise = 0.3 * noise
         elif "embed" in name or "lm_head" in name:
@@ -71,6 +74,72 @@ def build(
 
 
 FULL, SLIDING = "full_attention", "sliding_attention"
+QWEN3 = {"head_dim": 16, "rope_theta": 1e4}
+GEMMA3 = {
+    "model_type": "gemma3_text",
+    "num_hidden_layers": 4,
+    "head_dim": 16,
+    "query_pre_attn_scalar": 16,
+    "sliding_window": 8,
+    "sliding_window_pattern": 3,
+}
+GRANITE = {
+    "attention_bias": True,
+    "mlp_bias": True,
+    "rope_theta": 1e4,
+    "attention_multiplier": 0.3,
+    "embedding_multiplier": 6.0,
+    "residual_multiplier": 0.4,
+    "logits_scaling": 0.7,
+}
+LONG_ROPE = {
+    "type": "longrope",
+    "short_factor": [1.0] * 4,
+    "long_factor": [1.0, 1.5, 2.5, 4.0],
+}
+EXPERTS = {
+    **QWEN3,
+    "num_experts": 6,
+    "num_experts_per_tok": 2,
+    "decoder_sparse_step": 1,
+    "mlp_only_layers": [2],
+    "moe_intermediate_size": 48,
+    "norm_topk_prob": True,
+}
+OPT = {"model_type": "opt", "ffn_dim": 96}
+
+# One or two for each family beyond Llama's own: what tests/test_families.py drives through.
+FAMILIES: dict[str, Callable[[], nn.Module]] = {
+    "qwen2": partial(build, model_type="qwen2"),
+    "qwen3": partial(build, model_type="qwen3", **QWEN3),
+    "gemma": partial(build, model_type="gemma", head_dim=32),
+    "gemma2": partial(
+        build,
+        model_type="gemma2",
+        head_dim=16,
+        query_pre_attn_scalar=16,
+        attn_logit_softcapping=2.0,
+        final_logit_softcapping=5.0,
+    ),
+    "gemma3_text": partial(build, **GEMMA3),
+    "gemma3": partial(build, model_type="gemma3", text_config={**BASE, **GEMMA3}, vocab_size=VOCAB),
+    "phi3": partial(build, model_type="phi3", tie_word_embeddings=False),
+    "phi3_long": partial(
+        build,
+        model_type="phi3",
+        rope_scaling=LONG_ROPE,
+        partial_rotary_factor=0.5,
+        original_max_position_embeddings=512,
+    ),
+    "olmo2": partial(build, model_type="olmo2", tie_word_embeddings=False),
+    "granite": partial(build, model_type="granite", **GRANITE),
+    "qwen3_moe": partial(build, model_type="qwen3_moe", **EXPERTS),
+    "mixtral": partial(build, model_type="mixtral", num_local_experts=4),
+    "opt": partial(build, **OPT),
+    "opt_norms_after": partial(build, **OPT, do_layer_norm_before=False, tie_word_embeddings=False),
+    "opt_quantized": partial(build, **OPT, quantize=True),
+}
+
 TINY: dict[str, Callable[[], nn.Module]] = {
     "grouped": build,
     "untied": partial(build, tie_word_embeddings=False),
@@ -90,6 +159,7 @@ TINY: dict[str, Callable[[], nn.Module]] = {
     "deep": partial(build, num_hidden_layers=24, num_attention_heads=2, num_key_value_heads=1),
     "quantized": partial(build, quantize=True),
     "quantized_untied": partial(build, quantize=True, tie_word_embeddings=False),
+    **FAMILIES,
 }
 
 # Half precision: equal among themselves bit for bit, but not to a float32 tolerance of mlx-lm.

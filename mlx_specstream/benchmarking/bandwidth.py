@@ -71,7 +71,7 @@ def weights_read(model: Any) -> int:
     Of such an embedding a pass reads a few rows.
     """
     family = family_of(model)
-    spared = 0 if family.args.tie_word_embeddings else parameter_bytes(family.trunk.embed_tokens)
+    spared = 0 if family.tied else parameter_bytes(family.trunk.embed_tokens)
     return parameter_bytes(model) - spared
 
 

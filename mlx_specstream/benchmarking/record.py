@@ -198,7 +198,5 @@ def bytes_to_propose(heads: StreamHeads) -> int:
     if config.method == "attention" and config.mode == "deferred":
         nbytes += sum(parameter_bytes(block) for block in target.family.layers[-config.layers :])
     if config.draft_vocab is None:
-        tied = target.family.args.tie_word_embeddings
-        model = target.family
-        nbytes += parameter_bytes(model.trunk.embed_tokens if tied else model.model.lm_head)
+        nbytes += parameter_bytes(target.family.head_matrix)
     return nbytes

@@ -44,12 +44,13 @@ def wanted(streams: bool, most_context: int | None = None) -> list[Wanted]:
         streams: Whether there are streams.
         most_context: Tokens that the model can hold, or None.
     """
-    near = [Wanted(rows, NEAR, False) for rows in NEAR_ROWS]
-    far = [Wanted(rows, FAR, False) for rows in FAR_ROWS]
-    asked = [Wanted(rows, NEAR, True) for rows in STREAM_ROWS] if streams else []
-    order = [*near[:2], *asked[:1], *near[2:5], *far, *asked[1:], *near[5:]]
     room = most_context or 1 << 30
-    return [w for w in order if w.context + 2 * w.rows < room]
+    context = min(NEAR, room // 2)
+    near = [Wanted(rows, context, False) for rows in NEAR_ROWS]
+    far = [Wanted(rows, FAR, False) for rows in FAR_ROWS]
+    asked = [Wanted(rows, context, True) for rows in STREAM_ROWS] if streams else []
+    order = [*near[:2], *asked[:1], *near[2:5], *far, *asked[1:], *near[5:]]
+    return [near[0], *(w for w in order[1:] if w.context + 2 * w.rows < room)]
 
 
 def measure(

@@ -25,9 +25,12 @@ from .config import StreamsConfig
 from .heads import StreamHeads, stream_rows
 from .packing import packed, plain
 
-# The linear maps of a block that get an adapter.
-ATTENTION_MAPS = ("q_proj", "k_proj", "v_proj", "o_proj")
-MLP_MAPS = ("gate_proj", "up_proj", "down_proj")
+# The linear maps that get an adapter, by the part of a block they are in. Experts get none: an
+# adapter for each would be trained on few rows.
+ADAPTED = {
+    "self_attn": ("q_proj", "k_proj", "v_proj", "o_proj", "qkv_proj"),
+    "mlp": ("gate_proj", "up_proj", "down_proj", "gate_up_proj"),
+}
 
 
 class LowRank(nn.Module):
@@ -89,7 +92,7 @@ class MultiStreamAttention(StreamHeads):
         self.adapters = [
             {
                 name: LowRank(*_dims(linear), config.rank, seed=16 * layer + number)
-                for number, (name, linear) in enumerate(_maps(block))
+                for number, (_, name, linear) in enumerate(_maps(block))
             }
             for layer, block in enumerate(blocks)
         ]
@@ -173,7 +176,7 @@ class MultiStreamAttention(StreamHeads):
         if self._deferred:
             return target.forward(tokens, kv, layout, length, extent, tap=split)
         count, gamma = len(layout), self.config.gamma
-        hidden = target.family.embed(tokens)
+        hidden = target.enter(tokens, layout.rows, length)
         hidden, kv = target.run(hidden, kv, layout.rows, length, extent, range(split))
         starts = self.starts(hidden[0], None).reshape(1, count * gamma, -1)
         hidden, kv = target.run(
@@ -216,11 +219,10 @@ def _fused_rows(layout: TreeLayout, gamma: int) -> Rows:
     return stream_rows(layout, gamma)
 
 
-def _maps(block: Any) -> list[tuple[str, Any]]:
-    """The linear maps of a block that get an adapter, by name."""
-    found = [(name, getattr(block.self_attn, name, None)) for name in ATTENTION_MAPS]
-    found += [(name, getattr(block.mlp, name, None)) for name in MLP_MAPS]
-    return [(name, linear) for name, linear in found if linear is not None]
+def _maps(block: Any) -> list[tuple[str, str, Any]]:
+    """The linear maps of a block that get an adapter: part, name and map."""
+    parts = [(part, name) for part, names in ADAPTED.items() for name in names if part in block]
+    return [(part, name, block[part][name]) for part, name in parts if name in block[part]]
 
 
 def _dims(linear: Any) -> tuple[int, int]:
@@ -234,8 +236,9 @@ def _dims(linear: Any) -> tuple[int, int]:
 def _with_adapters(block: Any, adapters: dict[str, LowRank], main_rows: int) -> Any:
     """A block sharing the weights of ``block``, its linear maps adapted."""
     twin = copy.copy(block)
-    twin.self_attn, twin.mlp = copy.copy(block.self_attn), copy.copy(block.mlp)
-    for name, adapter in adapters.items():
-        part = twin.self_attn if name in ATTENTION_MAPS else twin.mlp
-        setattr(part, name, StreamLinear(getattr(part, name), adapter, main_rows))
+    for part in ADAPTED:
+        if part in block:
+            twin[part] = copy.copy(block[part])
+    for part, name, linear in _maps(block):
+        twin[part][name] = StreamLinear(linear, adapters[name], main_rows)
     return twin

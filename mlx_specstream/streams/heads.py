@@ -149,8 +149,10 @@ class StreamHeads(nn.Module):
 
     def draft_logits(self, hidden: mx.array) -> mx.array:
         """Scores of the draft vocabulary, ``(gamma, hidden) -> (gamma, draft vocabulary)``."""
-        head = self.target.logits if self._draft_head is None else self._draft_head
-        return head(hidden.astype(self.target.dtype))
+        hidden = hidden.astype(self.target.dtype)
+        if self._draft_head is None:
+            return self.target.logits(hidden)
+        return self.target.family.scaled(self._draft_head(hidden))
 
     def correction(self, tokens: mx.array) -> mx.array:
         """What tokens add to the scores below them, ``(n,) -> (n, draft vocabulary)``."""

@@ -37,9 +37,13 @@ class RowRope(nn.Module):
 
 
 def shadow(block: Any) -> Any:
-    """A block that shares every weight with ``block`` but has a ``RowRope``; the original stays."""
+    """A block that shares every weight with ``block`` but has a ``RowRope``; the original stays.
+
+    Blocks without a rope (OPT's) do not ask where a row sits.
+    """
     twin = vectorised_block(block)
-    twin.self_attn.rope = RowRope(block.self_attn.rope)
+    if "rope" in block.self_attn:
+        twin.self_attn.rope = RowRope(block.self_attn.rope)
     return twin
 
 
@@ -110,7 +114,7 @@ class Target:
     @property
     def is_packed(self) -> bool:
         """Whether the target's weights are quantized in memory."""
-        return isinstance(self.blocks[0].self_attn.q_proj, nn.QuantizedLinear)
+        return any(isinstance(m, nn.QuantizedLinear) for m in self.blocks[0].modules())
 
     @classmethod
     def of(cls, model: Any) -> Target:
@@ -127,13 +131,16 @@ class Target:
 
     def make_cache(self, step: int = 256, limit: int | None = None) -> TreeCache:
         """An empty cache in the dtype that the model computes in."""
-        attention = self.blocks[0].self_attn
-        norm = self.family.norm(self.family.embed(mx.zeros((1,), dtype=mx.int32)))
-        key = attention.k_proj(norm).shape[-1] // attention.n_kv_heads
         limits = [n for n in (limit, self.context) if n is not None]
         cache = TreeCache(len(self.blocks), step, min(limits, default=None))
-        cache.allocate(attention.n_kv_heads, key, key, norm.dtype)
+        width = self.family.head_dim
+        norm = self.family.norm(self.family.embed(mx.zeros((1,), dtype=mx.int32)))
+        cache.allocate(self.family.kv_heads, width, width, norm.dtype)
         return cache
+
+    def enter(self, tokens: mx.array, rows: Rows, length: mx.array) -> mx.array:
+        """What enters the first block, ``(rows,)`` ids to ``(1, rows, hidden)``; see ``run``."""
+        return self.family.enter(tokens, length + mx.array(rows.offsets))
 
     def run(
         self,
@@ -185,7 +192,8 @@ class Target:
 
         ``tap`` names the layer whose input is wanted too; the rest as in ``run``.
         """
-        hidden, entering, rows = self.family.embed(tokens), None, layout.rows
+        entering, rows = None, layout.rows
+        hidden = self.enter(tokens, rows, length)
         split = len(self.blocks) if tap is None else tap
         hidden, kv = self.run(hidden, kv, rows, length, extent, range(split))
         if tap is not None:
@@ -215,7 +223,8 @@ class Target:
             cache.reserve(needed)
             length = mx.array(cache.length, dtype=mx.int32)
             window = extent(needed, cache.capacity)
-            hidden, kv = self.run(self.family.embed(chunk), cache.kv, rows, length, window)
+            hidden = self.enter(chunk, rows, length)
+            hidden, kv = self.run(hidden, cache.kv, rows, length, window)
             del hidden  # the last layer's output and its MLP are never computed
             cache.stage(kv, chunk.size)
             mx.eval(kv)

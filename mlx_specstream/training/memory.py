@@ -60,10 +60,9 @@ def training_memory(heads: StreamHeads, plan: Plan, longest: int) -> TrainingMem
     size = target.dtype.size
     hidden = target.hidden_size
     layers = config.layers if config.method == "attention" else 0
-    block = target.blocks[0]
-    mlp = block.mlp.gate_proj.weight.shape[0]
-    heads_of_block, kv_heads = block.self_attn.n_heads, block.self_attn.n_kv_heads
-    key = block.self_attn.k_proj.weight.shape[0] // kv_heads
+    family = target.family
+    mlp, kv_heads, key = family.mlp_width, family.kv_heads, family.head_dim
+    heads_of_block = family.args.num_attention_heads
     vocabulary = target.vocab_size if config.draft_vocab is None else len(config.draft_vocab)
 
     anchors = plan.texts * plan.anchors

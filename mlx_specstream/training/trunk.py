@@ -75,9 +75,8 @@ class TrunkCache:
         anchors = sum(len(text.anchors) for text in self.corpus)
         total = anchors * hidden
         if self.layers:
-            attention = self.target.blocks[0].self_attn
-            keys = self.target.make_cache(step=1).kv[0]
-            per_token = 2 * self.layers * attention.n_kv_heads * keys.shape[-1] * 2
+            family = self.target.family
+            per_token = 2 * self.layers * family.kv_heads * family.head_dim * 2
             total += anchors * hidden + per_token * sum(len(t.tokens) for t in self.corpus)
         return total
 
