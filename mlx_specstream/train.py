@@ -33,11 +33,13 @@ from .streams.ngram_table import NgramTable
 from .target import Target
 from .train_data import answered, read_corpora
 from .train_progress import progress_bar
-from .training import trainer as training
+from .training.checkpoint import planned_steps
 from .training.corpus import Corpus, answers
 from .training.distill import read_prompts
 from .training.memory import training_memory
+from .training.plan import Plan, draft_vocabulary
 from .training.start import fit_starts
+from .training.trainer import Trainer
 from .training.trunk import TrunkCache
 
 TIMED_STEPS = 4  # to find out how many steps fit the minutes
@@ -51,7 +53,7 @@ def arguments() -> argparse.Namespace:
         prog="python -m mlx_specstream.train",
         description="Train streams for a model, on its own answers, on this machine.",
     )
-    plan, config = training.Plan(), StreamsConfig()
+    plan, config = Plan(), StreamsConfig()
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--data", nargs="+", type=Path, help="corpora: .npz, or JSONL")
     source.add_argument("--prompts", type=Path, help="prompts that the model is to answer first")
@@ -142,7 +144,7 @@ def streams_to_train(args: argparse.Namespace, target: Target, corpus: Corpus) -
     if args.trained:
         trained = load_streams(args.trained, target)
         known = trained.config.draft_vocab or ()
-        ids = training.draft_vocabulary(corpus, args.draft_vocab, known)
+        ids = draft_vocabulary(corpus, args.draft_vocab, known)
         # No parameter belongs to a token, so the draft vocabulary may change.
         streams = make_streams(replace(trained.config, draft_vocab=ids), target)
         streams.update(tree_map(lambda value: value.astype(mx.float32), trained.parameters()))
@@ -155,7 +157,7 @@ def streams_to_train(args: argparse.Namespace, target: Target, corpus: Corpus) -
         rank=args.rank,
         start_rank=args.start_rank,
         correction_rank=args.correction_rank,
-        draft_vocab=training.draft_vocabulary(corpus, args.draft_vocab),
+        draft_vocab=draft_vocabulary(corpus, args.draft_vocab),
     )
     return make_streams(config, target)
 
@@ -186,7 +188,7 @@ def write_table(corpus: Corpus, target: Target, args: argparse.Namespace) -> Non
     save_table(args.out, table, target.vocab_size, corpus.tokenizer)
 
 
-def steps_for(trainer: training.Trainer, seconds: float) -> int:
+def steps_for(trainer: Trainer, seconds: float) -> int:
     """How many steps fit into some seconds, by a few timed steps, which spoil the streams."""
     times = []
     for _ in range(TIMED_STEPS):
@@ -231,12 +233,12 @@ def train(
     """Compute the trunk's states, train the streams, and measure them for their self-test."""
     target = Target.of(model)
     heads = streams_to_train(args, target, corpus)
-    plan = training.Plan(
+    plan = Plan(
         steps=args.steps or 1,
         texts=args.texts,
         accumulate=args.accumulate,
         anchors=args.anchors,
-        learning_rate=args.learning_rate or training.Plan.learning_rate,
+        learning_rate=args.learning_rate or Plan.learning_rate,
         validate_every=args.validate_every,
         held_out=args.held_out,
         soft=args.soft,
@@ -246,14 +248,14 @@ def train(
     cache = None if args.no_cache else args.cache or embedded.cache_dir() / "trunk"
     trunk = TrunkCache(cache, target, corpus, through)
     identity = identify(target, tokenizer, model._specstream_loaded.name)
-    steps = args.steps or training.planned_steps(args.out)
-    trainer = training.Trainer(heads, trunk, plan, args.out, identity)
+    steps = args.steps or planned_steps(args.out)
+    trainer = Trainer(heads, trunk, plan, args.out, identity)
     bound = training_memory(heads, plan, max(len(text.tokens) for text in corpus))
     console.print(f"training takes {bound.total / 1e9:.1f} GB at most")
     build_trunk(trunk, console)
     if steps is None:
         steps = steps_for(trainer, end - time.perf_counter())
-        trainer = training.Trainer(
+        trainer = Trainer(
             streams_to_train(args, target, corpus), trunk, plan, args.out, identity
         )
     trainer.plan = replace(plan, steps=steps)

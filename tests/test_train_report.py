@@ -25,10 +25,11 @@ from mlx_specstream.train_report_live import Prompt
 from mlx_specstream.training.corpus import Corpus, Text, answers, templated
 from mlx_specstream.training.distill import read_prompts
 from mlx_specstream.training.evaluate import evaluate
+from mlx_specstream.training.plan import Plan
 from mlx_specstream.training.report_memory import measure_memory
 from mlx_specstream.training.report_quality import held_out_in_training, measure_held_out
 from mlx_specstream.training.report_speed import AUTO, PLAIN, Run, summarise
-from mlx_specstream.training.trainer import Plan, Trainer
+from mlx_specstream.training.trainer import Trainer
 from mlx_specstream.training.trunk import TrunkCache
 from mlx_specstream.writing import written_whole
 

@@ -14,7 +14,8 @@ from mlx_specstream.streams.files import identify
 from mlx_specstream.target import Target
 from mlx_specstream.training.corpus import Corpus, Text
 from mlx_specstream.training.memory import training_memory
-from mlx_specstream.training.trainer import Plan, Trainer
+from mlx_specstream.training.plan import Plan
+from mlx_specstream.training.trainer import Trainer
 from mlx_specstream.training.trunk import TrunkCache
 
 SHAPE = {"num_hidden_layers": 8, "num_attention_heads": 8, "num_key_value_heads": 4}

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from mlx.utils import tree_flatten
 
 from ..streams.heads import StreamHeads
-from .trainer import Plan
+from .plan import Plan
 
 # Arrays alive at the peak, measured on small targets (tests/test_training_memory.py), in units of a
 # row's hidden state and MLP width in every layer, of its keys for every head, and of its scores.

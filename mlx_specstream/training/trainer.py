@@ -6,15 +6,10 @@ a run that was stopped anywhere goes on exactly where its last checkpoint was.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
-import os
-import shutil
 import time
-from collections import Counter
-from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,133 +17,17 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 from mlx.optimizers import AdamW, clip_grad_norm
-from mlx.utils import tree_flatten, tree_map, tree_unflatten
+from mlx.utils import tree_map
 
 from ..errors import SpecStreamError
 from ..streams.files import Identity, save_streams
 from ..streams.heads import StreamHeads
 from ..target.vector_math import logsumexp, softmax
-from .corpus import Corpus
+from . import checkpoint
 from .evaluate import Quality, evaluate
 from .forward import draft_scores, stream_hidden
+from .plan import Plan, Progress, split
 from .trunk import TrunkCache
-
-STATE = "training.json"
-OPTIMIZER = "optimizer.safetensors"
-
-
-@dataclass(frozen=True)
-class Plan:
-    """How to train.
-
-    Args:
-        steps: Steps of the optimizer in all.
-        texts: Texts computed together.
-        accumulate: How often that is done in a step; the gradients are averaged.
-        anchors: Anchors of a text.
-        learning_rate: At its highest.
-        warm_up: Steps until it is reached; from then on it falls to nothing, along a cosine.
-        clip: Largest norm of the gradient.
-        weight_decay: Of AdamW.
-        validate_every: Steps between validations, each with a checkpoint.
-        patience: Validations without progress after which to stop.
-        held_out: Texts to validate with.
-        soft: Weight of the target's own distribution in the labels; the rest is its token.
-        seed: Of the choice of texts and anchors.
-    """
-
-    steps: int = 2000
-    texts: int = 4
-    accumulate: int = 1
-    anchors: int = 32
-    learning_rate: float = 1e-3
-    warm_up: int = 50
-    clip: float = 1.0
-    weight_decay: float = 0.01
-    validate_every: int = 250
-    patience: int = 4
-    held_out: int = 64
-    soft: float = 0.5
-    seed: int = 0
-
-    def rate(self, step: int) -> float:
-        """The learning rate of a step, counted from 0."""
-        if step < self.warm_up:
-            return self.learning_rate * (step + 1) / self.warm_up
-        done = (step - self.warm_up) / max(self.steps - self.warm_up, 1)
-        return self.learning_rate * 0.5 * (1 + math.cos(math.pi * min(done, 1.0)))
-
-
-@dataclass
-class Progress:
-    """Where a run is.
-
-    Args:
-        step: Steps done.
-        loss: Mean loss of the steps since the last validation, in nats a prediction.
-        anchors: Anchors seen.
-        seconds: Time spent on steps.
-        best: Best expected tokens per pass of a top-4 tree so far.
-        stale: Validations since.
-        history: One entry a validation: step, loss, accuracy, tokens per pass.
-    """
-
-    step: int = 0
-    loss: float = 0.0
-    anchors: int = 0
-    seconds: float = 0.0
-    best: float = 0.0
-    stale: int = 0
-    history: list[dict[str, Any]] = field(default_factory=list)
-
-
-def draft_vocabulary(corpus: Corpus, size: int, known: Iterable[int] = ()) -> tuple[int, ...]:
-    """The ``size`` most frequent tokens of the answers, by id.
-
-    Args:
-        corpus: The texts.
-        size: How many, at most.
-        known: Taken in, in this order, where the answers have fewer tokens than that.
-    """
-    counts: Counter[int] = Counter()
-    for text in corpus:
-        counts.update(text.tokens[text.answer :].tolist())
-    chosen = dict.fromkeys(token for token, _ in counts.most_common(size))
-    chosen |= dict.fromkeys(known)
-    return tuple(sorted(list(chosen)[:size]))
-
-
-def split(corpus: Corpus, held_out: int, seed: int) -> tuple[list[int], list[int]]:
-    """Numbers of the texts to validate with and to train with, drawn at random by their content.
-
-    When the corpus grows, no text that was trained with becomes one to validate with, so that
-    streams can be trained on.
-
-    Raises:
-        SpecStreamError: If the corpus has too few texts with anchors.
-    """
-    drawn = {
-        number: hashlib.sha256(f"{seed};{text.digest}".encode()).digest()
-        for number, text in enumerate(corpus)
-        if len(text.anchors)
-    }
-    usable = sorted(drawn, key=drawn.__getitem__)
-    if not 0 < held_out < len(usable):
-        raise SpecStreamError(
-            f"{len(usable)} texts with answers are too few to train with and hold out "
-            f"{held_out}: distil more prompts"
-        )
-    return usable[:held_out], usable[held_out:]
-
-
-def planned_steps(folder: Path) -> int | None:
-    """The steps that a folder's checkpoint was planned for; None if there is none."""
-    for name in ("checkpoint", "checkpoint.old"):
-        try:
-            return int(json.loads((folder / name / STATE).read_text())["plan"]["steps"])
-        except (OSError, ValueError, KeyError, TypeError):
-            continue
-    return None
 
 
 class Trainer:
@@ -277,21 +156,9 @@ class Trainer:
         Raises:
             SpecStreamError: If it cannot be written.
         """
-        place, fresh = self.folder / "checkpoint", self.folder / "checkpoint.new"
-        try:
-            shutil.rmtree(fresh, ignore_errors=True)
-            save_streams(fresh, self.heads, self.identity)
-            state = dict(tree_flatten(self.optimizer.state))
-            mx.save_safetensors(str(fresh / OPTIMIZER), state)
-            (fresh / STATE).write_text(json.dumps(self.summary()))
-            old = self.folder / "checkpoint.old"
-            shutil.rmtree(old, ignore_errors=True)
-            if place.exists():
-                os.replace(place, old)
-            os.replace(fresh, place)
-            shutil.rmtree(old, ignore_errors=True)
-        except (OSError, RuntimeError) as error:
-            raise SpecStreamError(f"cannot write a checkpoint to {place}: {error}") from error
+        checkpoint.save(
+            self.folder, self.heads, self.identity, self.optimizer.state, self.summary()
+        )
 
     def resume(self) -> bool:
         """Go on from the folder's checkpoint if there is one.
@@ -299,28 +166,17 @@ class Trainer:
         Raises:
             SpecStreamError: If it belongs to another plan or cannot be read.
         """
-        place = self.folder / "checkpoint"
-        if not place.exists():  # killed between two renames
-            place = self.folder / "checkpoint.old"
-        if not (place / STATE).exists():
+        found = checkpoint.load(self.folder)
+        if found is None:
             return False
-        try:
-            state = json.loads((place / STATE).read_text())
-            theirs = Plan(**state.pop("plan"))
-            state.pop("held_out")
-            weights: Any = mx.load(str(place / "streams.safetensors"))
-            optimizer: Any = mx.load(str(place / OPTIMIZER))
-            progress = Progress(**state)
-        except (OSError, RuntimeError, ValueError, TypeError, KeyError) as error:
-            raise SpecStreamError(f"cannot resume from {place}: {error}; remove it") from error
-        if replace(theirs, steps=self.plan.steps) != self.plan:
+        if replace(found.plan, steps=self.plan.steps) != self.plan:
             raise SpecStreamError(
-                f"{place} is of a run with other settings: choose another --out, or remove it"
+                f"{self.folder} has a checkpoint of a run with other settings: "
+                "choose another --out, or remove it"
             )
-        weights.pop("draft_vocab", None)
-        self.heads.load_weights(list(weights.items()))
-        self.optimizer.state = tree_unflatten(list(optimizer.items()))
-        self.progress = progress
+        self.heads.load_weights(list(found.weights.items()))
+        self.optimizer.state = found.optimizer
+        self.progress = found.progress
         mx.eval(self.heads.parameters(), self.optimizer.state)
         return True
 
