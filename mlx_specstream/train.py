@@ -103,6 +103,12 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--table-depth", type=options.positive, default=4, help="tokens of the table's chains (4)"
     )
+    parser.add_argument(
+        "--table-megabytes",
+        type=float,
+        metavar="MB",
+        help="largest size of the table; the rarest contexts are left out (default: no limit)",
+    )
     parser.add_argument("--table-only", action="store_true", help="count the table, train nothing")
     parser.add_argument("--learning-rate", type=float, help="at its highest (default: 1e-3)")
     parser.add_argument(
@@ -184,7 +190,8 @@ def build_trunk(trunk: TrunkCache, console: Console) -> None:
 
 def write_table(corpus: Corpus, target: Target, args: argparse.Namespace) -> None:
     """Count the corpus's answers into the n-gram table that goes with the streams."""
-    table = NgramTable.build(answers(corpus), target.vocab_size, args.table_depth)
+    most = None if args.table_megabytes is None else int(1e6 * args.table_megabytes)
+    table = NgramTable.build(answers(corpus), target.vocab_size, args.table_depth, most)
     save_table(args.out, table, target.vocab_size, corpus.tokenizer)
 
 
@@ -255,9 +262,7 @@ def train(
     build_trunk(trunk, console)
     if steps is None:
         steps = steps_for(trainer, end - time.perf_counter())
-        trainer = Trainer(
-            streams_to_train(args, target, corpus), trunk, plan, args.out, identity
-        )
+        trainer = Trainer(streams_to_train(args, target, corpus), trunk, plan, args.out, identity)
     trainer.plan = replace(plan, steps=steps)
     if trainer.resume():
         console.print(f"going on from step {trainer.progress.step} of {steps}")

@@ -11,7 +11,13 @@ from tiny import decoded, reports, target_of, text_of
 
 from mlx_specstream import Sampling
 from mlx_specstream.decode.proposers import NgramLookup, TableProposer
-from mlx_specstream.streams.ngram_table import SLOTS, NgramTable, follow, most_frequent
+from mlx_specstream.streams.ngram_table import (
+    SLOTS,
+    NgramTable,
+    follow,
+    followers_of,
+    most_frequent,
+)
 
 VOCAB = 96
 
@@ -35,9 +41,21 @@ def naive(context: list[int], corpus: list[list[int]]) -> int | None:
     return None
 
 
+def test_a_table_of_a_given_size_keeps_what_is_frequent():
+    often, seldom = [1, 2, 3, 4, 5, 6] * 40, [n for n in range(10, 90) for _ in range(2)]
+    whole = NgramTable.build([often, seldom], VOCAB)
+    small = NgramTable.build([often, seldom], VOCAB, most_bytes=whole.nbytes // 2)
+    assert small.nbytes <= whole.nbytes // 2
+    for at in range(6):
+        ending = [often[at], often[at + 1], often[at + 2]]
+        assert small.next_token(ending) == whole.next_token(ending) == often[at + 3]
+    tiny = NgramTable.build([often, seldom], VOCAB, most_bytes=1)
+    assert tiny.nbytes == SLOTS * (2 + 2 * 4)  # a bucket at least
+
+
 def test_chains_follow_the_most_frequent_successor_with_back_off():
     corpus = texts(6, 40)
-    followers = most_frequent(corpus)
+    followers = most_frequent(followers_of(corpus))
     chance = random.Random(1)
     for _ in range(60):
         context = [chance.randrange(13) for _ in range(3)]
@@ -53,7 +71,7 @@ def test_the_packed_table_says_what_was_counted(vocab_size):
     corpus = texts()
     table = NgramTable.build(corpus, vocab_size)
     assert table.chains.dtype == (mx.uint16 if vocab_size == VOCAB else mx.uint32)
-    followers = most_frequent(corpus)
+    followers = most_frequent(followers_of(corpus))
     chance, wrong = random.Random(2), 0
     for _ in range(300):
         text = chance.choice(corpus)

@@ -82,20 +82,37 @@ class NgramTable:
         return np.array(self.marks), np.array(self.chains[..., 0])
 
     @classmethod
-    def build(cls, texts: Iterable[Sequence[int]], vocab_size: int, depth: int = 4) -> NgramTable:
+    def build(
+        cls,
+        texts: Iterable[Sequence[int]],
+        vocab_size: int,
+        depth: int = 4,
+        most_bytes: int | None = None,
+    ) -> NgramTable:
         """Count texts (lists of token ids) and pack what they say.
+
+        Args:
+            texts: The texts.
+            vocab_size: Of the target.
+            depth: Tokens of a chain.
+            most_bytes: Largest size; the rarest contexts are left out for it.
 
         Raises:
             ValueError: If there is not one pair of tokens in them.
         """
-        followers = most_frequent(texts)
+        counts = followers_of(texts)
+        followers = most_frequent(counts)
         if not followers[1]:
             raise ValueError("no text to count: give texts of at least two tokens")
         chains = {c: follow(c, followers, depth) for o in ORDERS for c in followers[o]}
         # A context that says no more than its shorter ending does is found under that.
         kept = [c for c in chains if chains[c] != chains.get(c[1:])]
+        # Who comes first finds room: long contexts, or, where it is scarce, frequent ones.
+        if most_bytes is not None:
+            kept.sort(key=lambda c: -counts[len(c)][c].total())
         dtype = np.uint16 if vocab_size <= 1 << 16 else np.uint32
-        return cls(*pack(kept, np.array([chains[c] for c in kept]).astype(dtype)))
+        packed = np.array([chains[c] for c in kept]).astype(dtype)
+        return cls(*pack(kept, packed, buckets_for(len(kept), packed[0].nbytes, most_bytes)))
 
 
 def hashes(contexts: mx.array) -> tuple[mx.array, mx.array]:
@@ -123,14 +140,31 @@ def hash_of(context: Sequence[int]) -> tuple[int, int]:
     return place ^ (place >> 13), max(mark, 1)
 
 
-def most_frequent(texts: Iterable[Sequence[int]]) -> dict[int, dict[tuple[int, ...], int]]:
-    """For each order, each context's most frequent follower (the earliest of equals)."""
+def buckets_for(contexts: int, chain_bytes: int, most_bytes: int | None) -> int:
+    """The power of two that keeps buckets at most half full, or the largest that has room."""
+    buckets, each = 1, SLOTS * (2 + chain_bytes)
+    while buckets * SLOTS < contexts * 2 and (
+        most_bytes is None or 2 * buckets * each <= most_bytes
+    ):
+        buckets *= 2
+    return buckets
+
+
+def followers_of(texts: Iterable[Sequence[int]]) -> dict[int, dict[tuple[int, ...], Counter]]:
+    """For each order, each context's followers, counted."""
     counts: dict[int, dict[tuple[int, ...], Counter]] = {o: defaultdict(Counter) for o in ORDERS}
     for text in texts:
         tokens = tuple(text)
         for order in ORDERS:
             for end in range(order, len(tokens)):
                 counts[order][tokens[end - order : end]][tokens[end]] += 1
+    return counts
+
+
+def most_frequent(
+    counts: dict[int, dict[tuple[int, ...], Counter]],
+) -> dict[int, dict[tuple[int, ...], int]]:
+    """For each order, each context's most frequent follower (the earliest of equals)."""
     return {
         order: {context: counter.most_common(1)[0][0] for context, counter in table.items()}
         for order, table in counts.items()
@@ -157,15 +191,16 @@ def follow(
     return list(text[len(context) :])
 
 
-def pack(contexts: Sequence[tuple[int, ...]], chains: np.ndarray) -> tuple[mx.array, mx.array]:
-    """Place contexts and their chains in buckets, long contexts first.
+def pack(
+    contexts: Sequence[tuple[int, ...]], chains: np.ndarray, buckets: int
+) -> tuple[mx.array, mx.array]:
+    """Place contexts and their chains in buckets, in order; who finds a bucket full is left out.
 
-    The number of buckets is the power of two that keeps them at most half full; the few contexts
-    whose bucket is full all the same are left out.
+    Args:
+        contexts: The contexts.
+        chains: What follows each, ``(contexts, depth)``.
+        buckets: How many, a power of two.
     """
-    buckets = 1
-    while buckets * SLOTS < len(contexts) * 2:
-        buckets *= 2
     place = np.zeros(len(contexts), dtype=np.int64)
     mark = np.zeros(len(contexts), dtype=np.uint16)
     for order in ORDERS:
