@@ -11,6 +11,7 @@ import hashlib
 import json
 import platform
 from collections.abc import Callable
+from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -65,6 +66,7 @@ def machine_of(decoder: Decoder) -> dict[str, Any]:
         "mlx": version("mlx"),
         "openblas": accelerate.status().threads,
         "weights": weights_fingerprint(decoder.target),
+        "context": decoder.target.context,
         "dtype": str(decoder.target.dtype),
         "packed": decoder.target.is_packed,
         "streams": shape,
@@ -98,18 +100,14 @@ def costs_of(
     """
     known: list[Point] = []
     place: Path | None = None
-    try:
+    with suppress(SpecStreamError, OSError, RuntimeError):
         place = place_of(decoder)
         if not again and place.exists():
             known = CostCurve.load(place).points
-    except SpecStreamError:
-        known = []
     curve = calibrated(decoder, lookups_of(decoder), rates_of(decoder), known, budget, progress)
-    if place is not None and len(curve.points) > len(known):
+    if place is not None and curve.points != sorted(known):
         curve.about = machine_of(decoder)
-        try:
+        with suppress(SpecStreamError, OSError):
             place.parent.mkdir(parents=True, exist_ok=True)
             curve.save(place)
-        except (SpecStreamError, OSError):
-            pass
     return curve

@@ -96,7 +96,7 @@ def fixed_plan(proposers: Sequence[Proposer], speculation: Speculation) -> TreeP
 
 def experience_of(decoder: Decoder, recalibrate: bool = False) -> Experience:
     """What is known of a decoder on this machine; the first time its passes are measured."""
-    if decoder.experience is None or recalibrate:
+    if decoder.experience is None:
         budget = float("inf") if recalibrate else BUDGET
         costs = costs_of(decoder, budget, recalibrate)
         decoder.experience = Experience(costs, rates_of(decoder))
@@ -131,4 +131,9 @@ def planner_for(
     experience = experience_of(decoder, speculation.recalibrate)
     lengths = (speculation.ngram_min, speculation.ngram_max)
     shadow = LookupShadow(*lengths, streams.table, experience.lookups)
-    return AutoPlanner(menu_of(decoder, speculation), experience, shadow, text)
+    menu = menu_of(decoder, speculation)
+    in_pairs = streams.heads is not None and not streams.heads.rides_along
+    if decoder.target.family.sparse and rates_of(decoder) is None:
+        nothing = "lookups are off for mixtures of experts unless --tree asks for them"
+        return AutoPlanner(menu, experience, shadow, text, nothing)
+    return AutoPlanner(menu, experience, shadow, text, in_pairs=in_pairs)

@@ -55,6 +55,16 @@ def test_streams_measured_to_be_free_are_free_and_never_a_gain():
     assert curve.seconds(5, 100, True) == curve.seconds(5, 100)
 
 
+def test_rows_that_nobody_measured_are_taken_to_cost_a_pass_each():
+    curve = CostCurve([Point(1, 10, False, 2.0)])
+    assert curve.ratio(TreePlan.parse("ngram:3")) == 4.0
+
+
+def test_no_tree_is_cheaper_than_a_plain_pass():
+    curve = CostCurve([Point(1, 10, False, 2.0), Point(4, 10, False, 1.0)])
+    assert curve.ratio(TreePlan.parse("ngram:3")) == 1.0
+
+
 def test_streams_that_nobody_measured_are_taken_to_be_free():
     curve = CostCurve(POINTS[:3])
     assert curve.seconds(5, 100, True) == curve.seconds(5, 100)
@@ -102,7 +112,9 @@ def decoder_of(name: str = "grouped") -> Decoder:
 
 def test_the_most_telling_passes_come_first_and_none_is_beyond_the_context():
     every = wanted(streams=True)
-    assert every[:3] == [Wanted(1, 100, False), Wanted(8, 100, False), Wanted(8, 100, True)]
+    assert every[:4] == [
+        Wanted(1, 100, False), Wanted(2, 100, False), Wanted(8, 100, False), Wanted(8, 100, True)
+    ]  # fmt: skip
     assert len(set(every)) == len(every)
     assert {w.rows for w in every if not w.streams and w.context == 100} == set(range(1, 17))
     assert {w.context for w in wanted(streams=False, most_context=512)} == {100}
@@ -131,6 +143,24 @@ def test_a_budget_that_is_spent_still_gives_a_curve():
     assert more[len(points) :] == seen
 
 
+def test_where_the_second_row_costs_as_much_as_the_first_nobody_waits_for_more(monkeypatch):
+    slow = {1: 1.0, 2: 1.9}
+    monkeypatch.setattr(
+        calibrate, "seconds_of_pass", lambda decoder, plan, context: slow[len(plan.layout)]
+    )
+    points = measure(decoder_of(), trees_of(wanted(streams=False), "ngram", None))
+    assert [point.rows for point in points] == [1, 2]
+
+
+def test_a_pass_that_was_disturbed_is_put_right_by_a_later_start(monkeypatch):
+    plans = trees_of(wanted(streams=False), "ngram", None)
+    disturbed = [Point(*want, 5.0 if want.rows > 1 else 1.0) for want, _ in plans]
+    monkeypatch.setattr(calibrate, "seconds_of_pass", lambda decoder, plan, context: 2.0)
+    points = measure(decoder_of(), plans, disturbed, budget=0.5)
+    assert {point.seconds for point in points if point.rows == 1} == {1.0}  # the shorter one stays
+    assert {point.seconds for point in points if point.rows > 1} == {2.0}
+
+
 def test_what_is_missing_is_added_by_later_starts(tmp_path, monkeypatch):
     monkeypatch.setenv("MLX_SPECSTREAM_CACHE", str(tmp_path))
     decoder = decoder_of()
@@ -142,7 +172,9 @@ def test_what_is_missing_is_added_by_later_starts(tmp_path, monkeypatch):
     whole = calibration.costs_of(decoder)
     assert len(whole.points) == len(wanted(streams=False, most_context=decoder.target.context))
     assert set(first.points) < set(whole.points)
-    assert calibration.costs_of(decoder, budget=0.0).points == whole.points
+    later = calibration.costs_of(decoder, budget=0.0)
+    assert [p[:3] for p in later.points] == [p[:3] for p in whole.points]
+    assert all(a.seconds <= b.seconds for a, b in zip(later.points, whole.points, strict=True))
     again = calibration.costs_of(decoder, budget=0.0, again=True)
     assert len(again.points) == calibrate.NEEDED
 
@@ -165,6 +197,14 @@ def test_a_broken_or_unwritable_cache_does_no_harm(tmp_path, monkeypatch):
     monkeypatch.setenv("MLX_SPECSTREAM_CACHE", str(tmp_path / "file"))
     (tmp_path / "file").write_text("no folder")
     assert len(calibration.costs_of(decoder, budget=0.0).points) == calibrate.NEEDED
+
+
+def test_a_cache_that_may_not_be_searched_does_no_harm(tmp_path, monkeypatch):
+    def refused(decoder):
+        raise PermissionError(13, "no")
+
+    monkeypatch.setattr(calibration, "place_of", refused)
+    assert len(calibration.costs_of(decoder_of(), budget=0.0).points) == calibrate.NEEDED
 
 
 def test_measuring_leaves_no_trace_in_what_is_decoded():

@@ -18,6 +18,8 @@ from ..decode.promise import Rates
 from .recording import Recording
 from .replay import Clock, Pass, Price, RecordedShadow, passes
 
+ROUNDING = 1e-9  # of sums of the same costs, in another order
+
 
 class Replayed(NamedTuple):
     """One answer, replayed.
@@ -41,6 +43,22 @@ class Replayed(NamedTuple):
         """Over plain decoding."""
         return self.plain_seconds / self.seconds
 
+    @property
+    def slower(self) -> bool:
+        """Whether plain decoding would have been faster, by more than rounding."""
+        return self.speedup < 1 - ROUNDING
+
+    def to_dict(self) -> dict[str, Any]:
+        """Ready for JSON."""
+        tokens = sum(one.committed for one in self.passes)
+        return {
+            "id": self.id,
+            "category": self.category,
+            "tokens": tokens,
+            "tokens_per_pass": tokens / len(self.passes),
+            "speedup": self.speedup,
+        }
+
 
 @dataclass(frozen=True)
 class Outcome:
@@ -50,19 +68,29 @@ class Outcome:
         prompts: How many.
         tokens_per_pass: Of all their passes.
         speedup: Over plain decoding, geometric mean over prompts.
+        worst_prompt: Name of the prompt that gained least.
+        worst_speedup: Of that prompt.
+        slower: How many prompts plain decoding would have answered faster.
     """
 
     prompts: int
     tokens_per_pass: float
     speedup: float
+    worst_prompt: str
+    worst_speedup: float
+    slower: int
 
     @classmethod
     def of(cls, replayed: Sequence[Replayed]) -> Outcome:
         every = [one for some in replayed for one in some.passes]
+        worst = min(replayed, key=lambda some: some.speedup)
         return cls(
             len(replayed),
             sum(one.committed for one in every) / len(every),
             exp(sum(log(some.speedup) for some in replayed) / len(replayed)),
+            worst.id,
+            worst.speedup,
+            sum(some.slower for some in replayed),
         )
 
 
@@ -73,7 +101,8 @@ class Simulation:
     Args:
         planned: Every answer with the planner's trees.
         menu: The trees it chose from, beside none.
-        best_fixed: The one tree that would have been fastest for all passes.
+        best_fixed: The one tree of all candidates, and none, that would have been fastest for all
+            passes.
         fixed: Every answer with that.
     """
 
@@ -111,6 +140,7 @@ class Simulation:
             "by_category": {name: vars(each) for name, each in self.by_category.items()},
             "trees": self.trees,
             "best_fixed_tree": {"tree": str(self.best_fixed), **vars(self.fixed_overall)},
+            "prompts": [some.to_dict() for some in self.planned],
         }
 
 
@@ -128,7 +158,13 @@ def simulate(recording: Recording, costs: CostCurve) -> Simulation:
     planned = []
     for prompt in recording.prompts:
         shadow = RecordedShadow(prompt, experience.lookups)
-        planner = AutoPlanner(menu, experience, shadow, [0] * prompt.prompt_tokens)
+        planner = AutoPlanner(
+            menu,
+            experience,
+            shadow,
+            [0] * prompt.prompt_tokens,
+            in_pairs=not recording.rides_along,
+        )
         made = passes(recording, prompt, planner, price, clock)
         planned.append(_replayed(prompt.id, prompt.category, made, price))
     fixed = {tree: with_tree(recording, price, tree) for tree in [PLAIN, *trees]}

@@ -98,8 +98,8 @@ class CostCurve:
         return self.seconds(len(plan.layout), context, "streams" in plan.proposers)
 
     def ratio(self, plan: TreePlan, context: int = 0) -> float:
-        """The same relative to a plain pass."""
-        return self.of(plan, context) / self.seconds(1, context)
+        """The same relative to a plain pass, which is the cheapest whatever was measured."""
+        return max(self.of(plan, context) / self.seconds(1, context), 1.0)
 
     def save(self, path: Path) -> None:
         """Write the curve, the whole file or nothing.
@@ -127,7 +127,9 @@ class CostCurve:
             return cls(points, dict(content["about"]))
         except OSError as error:
             raise SpecStreamError(f"cannot read {path}: {error.strerror or error}") from error
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        except (
+            ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError
+        ) as error:  # fmt: skip
             raise SpecStreamError(f"{path} is not a cost curve: {error}") from error
 
     def _without(self, rows: int, context: int) -> float:
@@ -135,8 +137,10 @@ class CostCurve:
         costs = []
         for measured in self._contexts:
             line = self._plain[measured]
-            if len(line[0]) > 1 or measured == self._first:
+            if len(line[0]) > 1:
                 costs.append(_read(line, rows))
+            elif measured == self._first:  # nobody knows what rows cost: the worst there is
+                costs.append(rows * line[1][0])
             else:  # only one row was measured there: rows cost what they cost elsewhere
                 first = self._plain[self._first]
                 costs.append(line[1][0] + _read(first, rows) - _read(first, 1))

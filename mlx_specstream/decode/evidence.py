@@ -52,7 +52,7 @@ class PassClock:
         now, last = self._now(), self._last
         self._last = now
         self._seen[plan] += 1
-        if last is None or self._seen[plan] <= self._skip:
+        if last is None or now <= last or self._seen[plan] <= self._skip:
             return
         slower = (now - last) / self.costs.of(plan, context)
         self._own[plan].append(slower / self._all)

@@ -260,11 +260,12 @@ class Decoder:
         if not self.compile:
             return run, rows
         key = (plan, sampling.signature)
-        if key not in self._traced:
+        traced = self._traced.pop(key, None)
+        if traced is None:
             if len(self._traced) >= MOST_TRACES:
                 self._traced.pop(next(iter(self._traced)))
-            self._traced[key] = mx.compile(lambda *arguments: run(*_as_state(arguments)))
-        traced = self._traced[key]
+            traced = mx.compile(lambda *arguments: run(*_as_state(arguments)))
+        self._traced[key] = traced  # the last one used is the last to go
 
         def replay(extent: int, state: State, seed: mx.array) -> tuple[State, mx.array, mx.array]:
             state_out, report, logits = traced(extent, tuple(state), seed)

@@ -43,7 +43,7 @@ def candidates(lookups: str, rates: Rates | None, chains: Sequence[int] = CHAINS
                 branches.append(Branch.of_widths(lookups, (1,) * length))
             if nodes and rates:
                 branches.append(stream_branch(rates, nodes))
-            if branches and length + nodes < MOST_ROWS:
+            if branches and (length + nodes < MOST_ROWS or not nodes):
                 trees.append(TreePlan(tuple(branches)))
     return list(dict.fromkeys(trees))
 

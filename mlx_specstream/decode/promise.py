@@ -15,7 +15,7 @@ from .plan import Branch, TreePlan
 STREAMS = "streams"
 # Lookups and streams are right about the same easy tokens more often than chance would have it:
 # of what two independent proposers would add to the better one, this share remains
-# (docs/planner.md has the measurement).
+# (docs/planner.md).
 SHARE_ADDED = 0.7
 
 
