@@ -74,6 +74,7 @@ class Session:
         self._decoder = decoder_for(self.target, streams, speculation)
         fixed_plan(self._decoder.proposers, speculation)  # refused now, not at the first prompt
         self.proposers = [proposer.name for proposer in self._decoder.proposers]
+        self._figures: Figures | None = None
         self._cancelled = threading.Event()
         self._running: object = None  # the generation that the cache belongs to
 
@@ -82,6 +83,31 @@ class Session:
         """What passes cost on this machine; None until the first prompt that is planned for."""
         experience = self._decoder.experience
         return None if experience is None else experience.clock.costs
+
+    def stats(self) -> dict[str, Any]:
+        """Figures of the last generation, and what the session holds. Ready for JSON.
+
+        Returns:
+            ``passes``, ``tokens``, ``trees`` (passes by tree), ``why`` (the planner's reason now),
+            ``proposed`` and ``accepted`` by proposer, ``cost_curve`` (the measured passes, or
+            None), ``context`` (tokens in the cache), and bytes: ``kv_bytes``, ``memory_bytes``,
+            ``peak_bytes``, ``allocator_bytes``.
+        """
+        figures, costs = self._figures, self.costs
+        return {
+            "passes": figures.passes if figures else 0,
+            "tokens": figures.generated if figures else 0,
+            "trees": dict(figures.trees) if figures else {},
+            "why": figures.why() if figures else "",
+            "proposed": dict(figures.proposed) if figures else {},
+            "accepted": dict(figures.accepted) if figures else {},
+            "cost_curve": None if costs is None else [p._asdict() for p in costs.points],
+            "context": self.cache.length,
+            "kv_bytes": self.cache.nbytes,
+            "memory_bytes": mx.get_active_memory(),
+            "peak_bytes": mx.get_peak_memory(),
+            "allocator_bytes": mx.get_cache_memory(),
+        }
 
     def cancel(self) -> None:
         """End the generation that is running, within a pass. Safe from any thread."""
@@ -158,7 +184,7 @@ class Session:
         progress: Callable[[int, int], None] | None,
     ) -> Iterator[GenerationResponse]:
         me = self._running = object()
-        figures = Figures(len(text), self._reuse(text))
+        figures = self._figures = Figures(len(text), self._reuse(text))
         self.tokens = list(text)
         pieces, stops = TextStream(self.tokenizer), StopStrings(stop)
         seed = seed_key(fresh_seed() if sampling.seed is None else sampling.seed)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import mlx.core as mx
 import pytest
 from tiny import TINY
@@ -264,3 +266,16 @@ def test_generation_ends_where_the_context_does(model):
     responses = list(stream_generate(model, Letters(), PROMPT, -1, max_kv_size=32))
     assert len(PROMPT) + len(responses) == 32
     assert responses[-1].finish_reason == "length"
+
+
+def test_stats_tell_what_the_planner_chose_and_what_is_held(model):
+    session = Session(model, Letters())
+    before = session.stats()
+    assert (before["passes"], before["trees"], before["cost_curve"]) == (0, {}, None)
+    *_, last = session.stream(PROMPT, 24)
+    after = json.loads(json.dumps(session.stats()))
+    assert after["passes"] == last.passes == sum(after["trees"].values())
+    assert (after["tokens"], after["trees"], after["why"]) == (24, last.trees, last.why)
+    assert after["context"] == session.cache.length > 0
+    assert after["cost_curve"][0]["rows"] == 1
+    assert after["kv_bytes"] == session.cache.nbytes
