@@ -9,6 +9,7 @@ stdout holds the text and nothing else. ``--json`` prints one JSON object instea
     prompt_tps, generation_tps         tokens per second
     passes, tokens_per_pass            forward passes of the target, and what each committed
     proposed, accepted                 proposals by proposer
+    trees, why                         passes by tree, and the planner's reason at the end
     peak_memory_gb
 """
 
