@@ -11,6 +11,7 @@ Other words in front ask for other measurements:
 
     simulate, fits, record     what proposals are worth, weighed without running a model's passes
     calibrate                  what passes cost on this machine, for the planner
+    draw                       the picture, from a file that --json wrote
 """
 
 from __future__ import annotations
@@ -36,6 +37,10 @@ def main() -> None:
         from .benchmarking import calibrate_command
 
         calibrate_command.main(rest)
+    elif word == "draw":
+        from .benchmarking import draw_command
+
+        draw_command.main(rest)
     else:
         from .benchmarking import measure_command
 

@@ -12,33 +12,11 @@ from typing import Any
 
 import pytest
 
-from mlx_specstream import Sampling, SpecStreamError, Speculation, StreamSet, load
+from mlx_specstream import SpecStreamError
 from mlx_specstream import benchmark as command_module
 from mlx_specstream.benchmarking import measure_command as measuring
 from mlx_specstream.benchmarking import saved, tables
 from mlx_specstream.benchmarking.methods import Ours
-from mlx_specstream.benchmarking.mlx_lm_methods import MlxLm
-
-SIZE = 14
-GREEDY, SAMPLED = Sampling(seed=3), Sampling(temp=0.9, top_k=50, seed=3)
-
-
-@pytest.fixture(scope="module")
-def tiny(tiny_model: Path) -> tuple[Any, Any]:
-    return load(tiny_model)
-
-
-@pytest.fixture(scope="module")
-def prompt(tiny) -> list[int]:
-    return tiny[1].encode("the thing that they think of then", add_special_tokens=False)
-
-
-def ways(model: Any, tokenizer: Any, streams: StreamSet = StreamSet()) -> tuple[Ours, list]:
-    plain = Ours("plain", model, tokenizer, StreamSet(), Speculation(enabled=False))
-    chain = Ours("speculative", model, tokenizer, streams, Speculation(tree="ngram:3"))
-    others = [MlxLm(model, tokenizer), MlxLm(model, tokenizer, model, 2)]
-    return plain, [chain, *others]
-
 
 # The command ------------------------------------------------------------------------------------
 
@@ -70,8 +48,9 @@ def test_the_command_measures_forms_and_contexts_and_writes_everything(
     assert sorted(path.name for path in Path("new").iterdir()) == ["r.csv", "r.json", "r.png"]
 
     found = json.loads(Path("new/r.json").read_text())
-    parts = ["argv", "versions", "machine", "model", "prompts", "summary", "rows"]
-    assert list(found) == parts
+    parts = "argv date incomplete versions machine model prompts summary rows"
+    assert list(found) == parts.split()
+    assert found["incomplete"] is None
     assert found["argv"][:2] == ["--model", str(tiny_model)]
     assert found["machine"]["copy_bandwidth"] == 1e10
     assert [(p["bits"], p["context"], p["id"]) for p in found["prompts"]] == [
@@ -92,6 +71,12 @@ def test_the_command_measures_forms_and_contexts_and_writes_everything(
     lines = list(csv.DictReader(Path("new/r.csv").read_text().splitlines()))
     assert len(lines) == 4 * 2 * 4 * 2  # forms and contexts, prompts, methods, runs
     assert all(float(line["first_seconds"]) > 0 for line in lines)
+    for line in lines:
+        assert line["machine"] == found["machine"]["device"]
+        assert line["date"] == found["date"]
+        assert line["mlx"] == found["versions"]["mlx"]
+        assert line["mlx_lm"] == found["versions"]["mlx-lm"]
+        assert line["mlx_specstream"] == found["versions"]["mlx-specstream"]
 
 
 def test_the_markdown_can_be_pasted(command, capsys):
@@ -125,6 +110,86 @@ def test_another_text_of_ours_ends_in_an_error_after_the_tables(command, capsys,
     assert found["summary"]["worst_prompt"] is None
 
 
+def test_plain_decoding_that_differs_from_itself_is_not_blamed_on_speculation(command, monkeypatch):
+    honest, calls = Ours.decode, []
+
+    def unsteady(self, *rest):
+        found = honest(self, *rest)
+        if self.name != "plain":
+            return found
+        calls.append(self.name)
+        return replace(found, tokens=(*found.tokens[:-1], -len(calls)))
+
+    monkeypatch.setattr(Ours, "decode", unsteady)
+    with pytest.raises(SpecStreamError, match="plain decoding itself") as caught:
+        command("--prompts p.jsonl -n 1 --max-tokens 4 --against plain")
+    assert "speculative" not in str(caught.value)
+
+
+# Stopped before the end -------------------------------------------------------------------------
+
+
+def stopped_at(monkeypatch, call: int, error: BaseException) -> None:
+    """Let one decoding of the benchmark, counted over all its runs, end in an error."""
+    honest, calls = Ours.decode, []
+
+    def decode(self, *rest):
+        calls.append(self.name)
+        if len(calls) == call:
+            raise error
+        return honest(self, *rest)
+
+    monkeypatch.setattr(Ours, "decode", decode)
+
+
+@pytest.mark.parametrize(
+    ("error", "words", "code"),
+    [
+        (KeyboardInterrupt(), "interrupted", 130),
+        (SpecStreamError("there is no such thing", 2), "there is no such thing", 2),
+        (RuntimeError("[malloc]\nno memory"), "[malloc] no memory", 1),
+    ],
+    ids=["ctrl-c", "ours", "mlx"],
+)
+def test_what_was_finished_is_kept_when_measuring_stops(
+    command, capsys, monkeypatch, error, words, code
+):
+    # 4 runs of a prompt, 8 of a form: the second form stops in its second prompt.
+    stopped_at(monkeypatch, 15, error)
+    files = "--json r.json --csv r.csv"
+    with pytest.raises(SpecStreamError) as caught:
+        command(f"--prompts p.jsonl --bits 8,32 -n 1 --max-tokens 4 --against plain {files}")
+    assert caught.value.exit_code == code
+    assert str(caught.value) == f"{words} (after 14 of 16 runs: those were kept)"
+    told, _ = capsys.readouterr()
+    assert "(incomplete)" in told
+    found = json.loads(Path("r.json").read_text())
+    assert found["incomplete"] == words
+    assert [(p["bits"], p["id"]) for p in found["prompts"]] == [(8, "p1"), (8, "p2"), (32, "p1")]
+    assert [row["prompts"] for row in found["rows"]] == [2, 2, 1, 1]
+    assert len(list(csv.DictReader(Path("r.csv").read_text().splitlines()))) == 14
+
+
+def test_runs_of_no_whole_prompt_are_kept_as_they_are(command, capsys, monkeypatch):
+    stopped_at(monkeypatch, 2, KeyboardInterrupt())
+    with pytest.raises(SpecStreamError, match="after 1 of 8 runs"):
+        command("--prompts p.jsonl -n 1 --max-tokens 4 --against plain --json r.json --csv r.csv")
+    assert json.loads(Path("r.json").read_text())["rows"] == []
+    assert len(Path("r.csv").read_text().splitlines()) == 2
+    assert capsys.readouterr().out == ""
+
+
+def test_where_nothing_was_measured_nothing_is_written(command, monkeypatch):
+    stopped_at(monkeypatch, 1, KeyboardInterrupt())
+    with pytest.raises(SpecStreamError, match=r"^interrupted$") as caught:
+        command("--prompts p.jsonl -n 1 --max-tokens 4 --against plain --json r.json")
+    assert caught.value.exit_code == 130
+    assert not Path("r.json").exists()
+
+
+# What is refused --------------------------------------------------------------------------------
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [
@@ -132,6 +197,9 @@ def test_another_text_of_ours_ends_in_an_error_after_the_tables(command, capsys,
         ("--against mlx-lm-draft", "need each other"),
         ("--draft-model x", "need each other"),
         ("--bits 4,5", "--bits takes some of 4, 8, 16, 32, not '4,5'"),
+        ("--bits=", "--bits takes some of"),
+        ("--bits= --dtype float16", "--bits takes some of"),
+        ("--context=", "--context: '' is not"),
         ("--bits ²", "--bits takes some of"),
         ("--bits 4 --dtype float16", "leave --dtype"),
         ("--bits 4 --no-dequantize", "leave --dtype"),
@@ -165,6 +233,8 @@ def test_what_cannot_be_measured_is_one_line_before_anything_is_loaded(
 def test_a_context_that_the_model_does_not_have_is_refused(command):
     with pytest.raises(SpecStreamError, match="the 2048 that the model has"):
         command("--context 2000 --max-tokens 100")
+    with pytest.raises(SpecStreamError, match=r"^answers of 4000 tokens .* need more"):
+        command("--max-tokens 4000")
 
 
 def test_a_missing_matplotlib_is_named(command, monkeypatch):
@@ -173,17 +243,17 @@ def test_a_missing_matplotlib_is_named(command, monkeypatch):
         command("--plot r.png")
 
 
-@pytest.mark.parametrize("word", ["simulate", "fits", "record", "calibrate"])
+@pytest.mark.parametrize("word", ["simulate", "fits", "record", "calibrate", "draw"])
 def test_words_in_front_lead_elsewhere(monkeypatch, word):
     seen = []
-    for name in ("simulate_command", "calibrate_command"):
+    for name in ("simulate_command", "calibrate_command", "draw_command"):
         module: Any = ModuleType(name)
         module.main = lambda *given: seen.append(given)
         monkeypatch.setitem(sys.modules, f"mlx_specstream.benchmarking.{name}", module)
         monkeypatch.setattr(f"mlx_specstream.benchmarking.{name}", module, raising=False)
     monkeypatch.setattr(sys, "argv", ["benchmark", word, "--x"])
     command_module.main()
-    assert seen == ([(["--x"],)] if word == "calibrate" else [(word, ["--x"])])
+    assert seen == ([(["--x"],)] if word in ("calibrate", "draw") else [(word, ["--x"])])
 
 
 def test_an_error_is_one_line_and_exit_code_2(monkeypatch, capsys):

@@ -1,4 +1,4 @@
-"""The benchmark's schedule, differences, rows, tables and picture."""
+"""The benchmark's schedule, differences, rows and tables."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from benchmarked import decoding, run_of, some_runs
 
-from mlx_specstream.benchmarking import chart, rows, saved, tables
+from mlx_specstream.benchmarking import rows, saved, tables
 from mlx_specstream.benchmarking.methods import Decoding
 from mlx_specstream.benchmarking.prompts import Prompt
-from mlx_specstream.benchmarking.schedule import Difference, Run, first_difference, measure
+from mlx_specstream.benchmarking.schedule import Difference, first_difference, measure
 
 # The schedule -----------------------------------------------------------------------------------
 
@@ -29,18 +30,6 @@ class Fake:
     def margin(self, prompt, position, sampling) -> float:
         self._calls.append(f"margin at {position}")
         return 0.25
-
-
-def decoding(tokens=(1, 2, 3, 4, 5), seconds=1.0, passes=5, first=1, **changes) -> Decoding:
-    fields = {
-        "first_seconds": 0.5, "cost": None, "proposed": {}, "accepted": {}, "weights": 1000,
-        "added": 10, "kv": 100, "prefill_peak": 2000, "decode_peak": 1500, "cache": 50,
-        "pass_bytes": 1100.0,
-    }  # fmt: skip
-    return Decoding(
-        tokens=tuple(tokens), decode_seconds=seconds, passes=passes, first_tokens=first,
-        **fields | changes,
-    )  # fmt: skip
 
 
 def test_methods_take_turns_after_one_run_that_is_not_timed():
@@ -90,27 +79,6 @@ def test_where_texts_differ(ours, theirs, at):
 
 
 # Rows -------------------------------------------------------------------------------------------
-
-
-def run_of(method, prompt, turn, seconds=1.0, difference=None, bits=4, **changes) -> Run:
-    done = decoding(seconds=seconds, **changes)
-    return Run(bits, None, method, prompt, f"kind of {prompt}", 8, turn, done, difference)
-
-
-def some_runs() -> list[Run]:
-    """Two prompts, two rounds: plain, ours twice and three times as fast, mlx-lm slower."""
-    runs = []
-    for prompt, faster in (("p", 2.0), ("q", 3.0)):
-        for turn, drift in enumerate((50.0, 1.0, 1.5)):  # the warm-up would spoil all of it
-            runs += [
-                run_of("plain", prompt, turn, 2.0 * drift),
-                run_of(
-                    "speculative", prompt, turn, 2.0 * drift / faster, passes=2, cost=2.5,
-                    proposed={"ngram": 4, "table": 0}, accepted={"ngram": 3, "table": 0},
-                ),
-                run_of("mlx-lm", prompt, turn, 2.5 * drift),
-            ]  # fmt: skip
-    return runs
 
 
 def test_a_row_has_medians_ratios_of_a_round_and_the_prediction():
@@ -182,30 +150,17 @@ def test_an_answer_of_one_pass_has_no_speed():
     assert tables.speed_sheet(rows.rows_of(runs)).rows[0][4] == tables.NOTHING
 
 
+def test_plain_decoding_is_not_said_to_differ_from_itself_as_others_do():
+    runs = some_runs()
+    runs[3] = replace(runs[3], difference=Difference("p", 2, 0.1))
+    plain, *_ = rows.rows_of(runs)
+    assert plain.method == "plain" and plain.figures is None
+    assert "not the tokens of its first run on 1 of 2" in tables.difference_lines([plain])[0]
+
+
 def test_the_markdown_is_a_table_of_github():
     text = tables.speed_sheet(rows.rows_of(some_runs())).markdown()
     lines = [line for line in text.splitlines() if line.startswith("|")]
     assert len(lines) == 2 + 3
     assert len({line.count("|") for line in lines}) == 1
     assert lines[1].startswith("| --- | --- | ---: |")
-
-
-def test_the_picture_has_a_point_for_each_row_with_figures(tmp_path, monkeypatch):
-    pytest.importorskip("matplotlib")
-    drawn = []
-    honest = chart._points
-    monkeypatch.setattr(
-        chart, "_points", lambda axis, name, some: (drawn.append((name, len(some))),
-                                                    honest(axis, name, some))
-    )  # fmt: skip
-    some = rows.rows_of([replace(r, bits=b) for b in (4, 16) for r in some_runs()])
-    some[-1] = replace(some[-1], figures=None, differences=(Difference("p", 0, 0.1),))
-    chart.draw(tmp_path / "m.png", "title", some)
-    assert drawn == [("plain", 2), ("speculative", 2), ("mlx-lm", 1)]
-    assert (tmp_path / "m.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
-    chart.draw(tmp_path / "m.png", "nothing", [some[-1]])
-
-
-def test_no_two_methods_look_alike():
-    looks = list(chart.LOOKS.values())
-    assert len({marker for marker, *_ in looks}) == len({fill for _, fill, *_ in looks}) == 4

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from recorded import COMPARED, COUNT, PROMPT, made_up, repetitive, replayed, table, tiny_recording
 from tiny import reports, streams_of, target_of
@@ -124,7 +126,7 @@ def test_where_rows_cost_as_much_as_passes_nothing_is_proposed():
     found = simulate(repetitive(), linear)
     assert found.menu == []
     assert found.trees == {"none": 1.0}
-    assert found.overall == Outcome(3, 1.0, pytest.approx(1.0))
+    assert found.overall == Outcome(3, 1.0, pytest.approx(1.0), "0", pytest.approx(1.0), 0)
     assert str(found.best_fixed) == "none"
 
 
@@ -136,6 +138,18 @@ def test_where_rows_cost_nothing_the_speed_up_is_the_tokens_per_pass():
     assert found.fixed_overall.speedup >= 0.99 * found.overall.speedup
     assert sum(found.trees.values()) == pytest.approx(1)
     assert list(found.by_category) == ["k"]
+
+
+def test_the_worst_prompt_and_those_that_lose_are_told():
+    # The second answer is never guessed: every pass of two rows costs 1.5 and commits a token.
+    (good,) = made_up().prompts
+    bad = replace(good, id="bad", category="b", lookup=[0] * 6)
+    recording = replace(made_up(), prompts=[good, bad])
+    costs = CostCurve.from_ratios({1: 1.0, 2: 1.5}, 2.0)
+    found = Outcome.of(with_tree(recording, costs.of, TreePlan.parse("ngram|table:1")))
+    assert (found.worst_prompt, found.slower, found.prompts) == ("bad", 1, 2)
+    assert found.worst_speedup == pytest.approx(1 / 1.5)
+    assert found.speedup == pytest.approx(1.5**-0.5)
 
 
 def test_a_fixed_tree_costs_what_the_curve_says():

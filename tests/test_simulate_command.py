@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -40,6 +41,10 @@ def changed(**prompt) -> bytes:
     return json.dumps(content).encode()
 
 
+def whole(**changes) -> bytes:
+    return json.dumps(json.loads(changed()) | changes).encode()
+
+
 @pytest.mark.parametrize(
     "content",
     [
@@ -57,6 +62,22 @@ def changed(**prompt) -> bytes:
         changed(streams=[[0]] * 6),
         changed(streams=[[0, 8]] * 6),
         changed(extra=1),
+        changed(prompt_tokens="ten"),
+        changed(prompt_tokens=0),
+        changed(tokens=["a"] * 6),
+        changed(tokens=7),
+        changed(id=3),
+        changed(streams=[3] * 6),
+        whole(rates=[1]),
+        whole(rates=[[0.5], ["a"]]),
+        whole(rates=[[0.5]]),
+        whole(rates=7),
+        whole(temp=10**400),
+        whole(gamma="two"),
+        whole(gamma=None),
+        whole(lookups="ngram|magic"),
+        whole(lookups=3),
+        b"[" * 100_000,
     ],
 )
 def test_what_is_no_recording_is_refused_in_one_line(tmp_path, content):
@@ -71,10 +92,13 @@ def test_missing_and_damaged_files_and_curves(tmp_path):
     made_up().save(tmp_path / "r.json")
     good = ["--recording", str(tmp_path / "r.json")]
     (tmp_path / "bad.json").write_text("{}")
-    (tmp_path / "bad.json.gz").write_bytes(gzip.compress(b"{}")[:-9])
+    packed = gzip.compress(changed())
+    (tmp_path / "bad.json.gz").write_bytes(packed[:-9])
+    (tmp_path / "torn.json.gz").write_bytes(packed[:20] + bytes(range(99, 160)) + packed[80:])
     for arguments, words in (
         (["--recording", str(tmp_path / "absent")], "cannot read"),
         (["--recording", str(tmp_path / "bad.json.gz")], "not a recording"),
+        (["--recording", str(tmp_path / "torn.json.gz")], "not a recording"),
         ([*good, "--curve", "m9"], "m3-max"),
         ([*good, "--curve", str(tmp_path / "bad.json")], "not a cost curve"),
         ([*good, "--json", str(tmp_path / "r.json" / "out")], "cannot write"),
@@ -108,6 +132,28 @@ def test_the_command_predicts_and_says_so(tmp_path, capsys):
     assert "measured on a desk, 0.32" in told
     assert "Trees chosen" in told
     assert "best fixed tree" in told
+
+
+def test_the_worst_prompt_is_in_the_table_and_every_prompt_in_the_json(tmp_path, capsys):
+    good = repetitive().prompts
+    bad = replace(good[0], id="unlucky", category="new", lookup=[0] * 60, streams=[[-1] * 3] * 60)
+    replace(repetitive(), prompts=[*good, bad]).save(tmp_path / "r.json")
+    curve = CostCurve.from_ratios({1: 1.0, 2: 1.1, 3: 1.2, 16: 2.5}, 0.05)
+    curve.save(tmp_path / "c.json")
+    given = ["--recording", str(tmp_path / "r.json"), "--json", str(tmp_path / "out.json")]
+    simulate_command.main("simulate", [*given, "--curve", str(tmp_path / "c.json")])
+    told = capsys.readouterr().out
+    (one,) = json.loads((tmp_path / "out.json").read_text())["curves"]
+    assert [prompt["id"] for prompt in one["prompts"]] == ["0", "1", "2", "unlucky"]
+    worst = one["prompts"][-1]
+    assert worst["speedup"] < 0.99 and worst["tokens_per_pass"] == 1 and worst["tokens"] == 60
+    assert one["overall"]["worst_prompt"] == "unlucky" and one["overall"]["slower"] == 1
+    assert one["overall"]["worst_speedup"] == worst["speedup"]
+    assert one["by_category"]["k"]["slower"] == 0
+    assert f"unlucky {worst['speedup']:.2f}" in told and "under 1.0" in told
+    simulate_command.main("simulate", given)
+    told = capsys.readouterr().out
+    assert "worst prompt" in told and "unlucky 0." in told
 
 
 class Letters:

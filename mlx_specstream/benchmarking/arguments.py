@@ -27,7 +27,7 @@ def arguments(argv: list[str]) -> argparse.Namespace:
     parser = options.Parser(
         prog="python -m mlx_specstream.benchmark",
         description="Measure memory and speed on this machine.",
-        epilog="simulate, fits, record and calibrate in front lead to other measurements.",
+        epilog="simulate, fits, record, calibrate and draw in front are commands of their own.",
     )
     add = parser.add_argument
     add("--prompts", type=Path, help="JSONL with prompt, category, id (default: four of its own)")
@@ -63,10 +63,10 @@ def arguments(argv: list[str]) -> argparse.Namespace:
     if (MLX_LM_DRAFT in args.against) != (args.draft_model is not None):
         raise UsageError(f"--against {MLX_LM_DRAFT} and --draft-model need each other")
     args.sampling = Sampling(temp=args.temp, seed=args.seed)
-    args.forms = bits_from(args.bits) if args.bits else [None]
-    if args.bits and (args.dtype or args.dequantize is not None):
+    args.forms = [None] if args.bits is None else bits_from(args.bits)
+    if args.bits is not None and (args.dtype or args.dequantize is not None):
         raise UsageError("--bits chooses the form: leave --dtype and --dequantize out")
-    args.contexts = contexts_from(args.context) if args.context else [None]
+    args.contexts = [None] if args.context is None else contexts_from(args.context)
     if args.streams not in ("auto", "none") and not Path(args.streams).expanduser().is_dir():
         raise SpecStreamError(f"there is no streams folder {args.streams}")
     args.tasks = named_tasks(args.prompts)

@@ -17,7 +17,9 @@ from rich.table import Table
 from .. import loading, options
 from ..calibration import costs_of, lookups_of, place_of, rates_of
 from ..decode.costs import CostCurve, Point
+from ..decode.loop import Decoder
 from ..decode.menu import candidates, menu_for
+from ..errors import SpecStreamError
 from ..session import Session
 from ..speculation import Speculation, decoder_for
 from ..writing import check_writable
@@ -56,6 +58,16 @@ def table_of(curve: CostCurve) -> Table:
     return table
 
 
+def kept_in(decoder: Decoder, curve: CostCurve) -> Path | None:
+    """The file in the user's cache that holds a curve; None if it could not be kept."""
+    try:
+        place = place_of(decoder)
+        kept = CostCurve.load(place).points if place.is_file() else []
+    except (SpecStreamError, OSError, RuntimeError):
+        return None
+    return place if sorted(kept) == sorted(curve.points) else None
+
+
 def main(argv: list[str]) -> None:
     """Measure, show and keep.
 
@@ -83,6 +95,9 @@ def main(argv: list[str]) -> None:
     menu = menu_for(curve, candidates(lookups_of(decoder), rates_of(decoder)), rates_of(decoder))
     trees = ", ".join(map(str, menu)) or "none: no tree can pay at these costs"
     output.print(f"trees to choose from beside plain decoding: {trees}", markup=False)
-    output.print(f"kept in {place_of(decoder)}", markup=False)
+    place = kept_in(decoder, curve)
+    output.print(
+        f"kept in {place}" if place else "not kept: the cache cannot be written", markup=False
+    )
     if args.out:
         curve.save(args.out)

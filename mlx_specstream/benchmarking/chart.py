@@ -4,22 +4,34 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
 from ..training.report_plot import figure_class
 from ..writing import written_whole
+from . import labels
 from .methods import PLAIN, SPECULATIVE
 from .mlx_lm_methods import MLX_LM, MLX_LM_DRAFT
-from .rows import Row
+from .rows import Figures, Row
 from .tables import MB, megabytes, number, spread
 
-# Told apart without colour: a marker and a grey for each method, and where its labels go (from
-# the point, in points of type), since forms of the same memory lie one above the other.
-LOOKS: dict[str, tuple[str, str, tuple[int, int], str]] = {
-    SPECULATIVE: ("o", "black", (8, 6), "left"),
-    PLAIN: ("s", "white", (-8, 6), "right"),
-    MLX_LM: ("^", "0.6", (-8, -13), "right"),
-    MLX_LM_DRAFT: ("D", "0.85", (8, -13), "left"),
+# Told apart without colour: a marker and a grey for each method.
+LOOKS: dict[str, tuple[str, str]] = {
+    SPECULATIVE: ("o", "black"),
+    PLAIN: ("s", "white"),
+    MLX_LM: ("^", "0.6"),
+    MLX_LM_DRAFT: ("D", "0.85"),
+}
+LETTERS = 110  # of a line below the picture
+# Columns of the table below, and their shares of its width.
+COLUMNS = {
+    "method": 0.16,
+    "form": 0.17,
+    "weights MB": 0.12,
+    "peak MB": 0.12,
+    "tokens/s": 0.21,
+    "tokens/pass": 0.12,
+    "× plain": 0.1,
 }
 
 
@@ -59,48 +71,48 @@ def draw(path: Path, title: str, rows: Sequence[Row]) -> None:
         _numbers(below, drawn)
     missing = [f"{row.method} ({label(row)})" for row in rows if row not in drawn]
     if missing:
-        figure.supxlabel(
-            f"not drawn (other text, or answers of one pass): {', '.join(missing)}", fontsize=8
-        )
+        told = f"not drawn (other text, or answers of one pass): {', '.join(missing)}"
+        figure.supxlabel(fill(told, LETTERS, break_on_hyphens=False), fontsize=8)
+    figure.draw_without_rendering()  # now the axes are where they stay
+    figure.set_layout_engine("none")
+    labels.put(axis, [_labelled(row, row.figures) for row in drawn if row.figures])
     with written_whole(path) as file:
         figure.savefig(file, format="png")
 
 
+def _labelled(row: Row, figures: Figures) -> labels.Point:
+    """A point of the picture, and what it is called."""
+    assert figures.decode_tps is not None
+    return labels.Point(label(row), figures.decode_peak / MB, *figures.decode_tps)
+
+
 def _points(axis: Any, method: str, rows: Sequence[Row]) -> None:
     """A method's points, with the rounds' spread, joined in the order of their memory."""
-    marker, fill, offset, side = LOOKS[method]
+    marker, fill = LOOKS[method]
     places = []
     for row in rows:
         if row.figures and row.figures.decode_tps:
-            places.append((row.figures.decode_peak / MB, row.figures.decode_tps, label(row)))
+            places.append((row.figures.decode_peak / MB, row.figures.decode_tps))
     places.sort()
+    memories = [memory for memory, _ in places]
+    medians = [speed.median for _, speed in places]
+    axis.plot(memories, medians, ":", color="black", linewidth=0.8, zorder=1)  # below the labels
     axis.errorbar(
-        [memory for memory, _, _ in places],
-        [speed.median for _, speed, _ in places],
+        memories,
+        medians,
         yerr=[
-            [speed.median - speed.low for _, speed, _ in places],
-            [speed.high - speed.median for _, speed, _ in places],
+            [speed.median - speed.low for _, speed in places],
+            [speed.high - speed.median for _, speed in places],
         ],
         fmt=marker,
         color="black",
         markerfacecolor=fill,
         markersize=7,
-        linestyle=":",
-        linewidth=0.8,
         elinewidth=0.8,
         capsize=2,
+        zorder=3,  # above the labels
         label=method,
     )
-    for memory, speed, text in places:
-        axis.annotate(
-            text,
-            (memory, speed.median),
-            textcoords="offset points",
-            xytext=offset,
-            ha=side,
-            fontsize=8,
-            bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.4},
-        )
 
 
 def _numbers(axis: Any, rows: Sequence[Row]) -> None:
@@ -113,8 +125,15 @@ def _numbers(axis: Any, rows: Sequence[Row]) -> None:
                  spread(figures.decode_tps, ".1f"), f"{figures.tokens_per_pass:.2f}",
                  number(figures.speedup_vs_plain)]
             )  # fmt: skip
-    columns = ["method", "form", "weights MB", "peak MB", "tokens/s", "tokens/pass", "× plain"]
-    table = axis.table(cells, colLabels=columns, loc="upper center", cellLoc="right", edges="B")
+    table = axis.table(
+        cells,
+        colLabels=list(COLUMNS),
+        colWidths=list(COLUMNS.values()),
+        loc="upper center",
+        cellLoc="right",
+        colLoc="right",
+        edges="B",
+    )
     table.auto_set_font_size(False)
     table.set_fontsize(8)
     for (_, column), cell in table.get_celld().items():

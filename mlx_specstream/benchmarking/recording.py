@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import zlib
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -20,6 +21,12 @@ FORMAT = 1
 MOST_LOOKED_UP = 15  # tokens of a chain of lookups
 MOST_RANKS = 8  # candidates of a stream
 NOT_RIGHT = -1  # the rank of a token that is not among them
+LOOKUPS = ("ngram", "table")  # who fills chains
+LARGE = 2**24  # no count of tokens, and no token's id, reaches it
+# What reading a file that is none may raise.
+DAMAGES = (
+    *(ValueError, KeyError, TypeError, AttributeError, RecursionError, EOFError, zlib.error),
+)
 SHIPPED = "recorded-smollm2-135m.json.gz"
 
 
@@ -116,7 +123,7 @@ class Recording:
             return recording
         except OSError as error:
             raise SpecStreamError(f"cannot read {path}: {error.strerror or error}") from error
-        except (ValueError, KeyError, TypeError, AttributeError, EOFError) as error:
+        except DAMAGES as error:
             raise SpecStreamError(f"{path} is not a recording: {error}") from error
 
     def _check(self) -> None:
@@ -128,17 +135,26 @@ class Recording:
         if not self.prompts or not all(prompt.tokens for prompt in self.prompts):
             raise ValueError("it holds no answer, or an empty one")
         numbers = (self.temp, self.read_share, self.held_share)
-        if not all(isinstance(n, (int, float)) and n >= 0 for n in numbers):
+        if not all(isinstance(n, (int, float)) and 0 <= n < LARGE for n in numbers):
             raise ValueError("a number is missing")
+        _check_range([self.gamma], 0, LARGE)
+        names = self.lookups.split("|")
+        if not set(names) <= set(LOOKUPS):
+            raise ValueError(f"lookups are {' and '.join(LOOKUPS)}, not {self.lookups!r}")
+        if self.rates is not None:
+            _check_rates(self.rates, self.gamma)
         for prompt in self.prompts:
+            if not isinstance(prompt.id, str) or not isinstance(prompt.category, str):
+                raise ValueError("a prompt's id and category must be text")
+            _check_range([prompt.prompt_tokens], 1, LARGE)
+            _check_range(prompt.tokens, 0, LARGE)
             count = len(prompt.tokens)
             if not len(prompt.lookup) == len(prompt.filled) == count:
                 raise ValueError(f"the lookups of {prompt.id} do not fit its answer")
             if len(prompt.streams) != (count if self.gamma else 0):
                 raise ValueError(f"the streams of {prompt.id} do not fit its answer")
-            names = len(self.lookups.split("|"))
             _check_range(prompt.lookup, 0, MOST_LOOKED_UP)
-            _check_range(prompt.filled, NOT_RIGHT, names - 1)
+            _check_range(prompt.filled, NOT_RIGHT, len(names) - 1)
             for ranks in prompt.streams:
                 if len(ranks) != self.gamma:
                     raise ValueError(f"{prompt.id} has not {self.gamma} streams everywhere")
@@ -150,6 +166,16 @@ def _check_range(values: Sequence[Any], least: int, most: int) -> None:
     wrong = next((v for v in values if not (isinstance(v, int) and least <= v <= most)), None)
     if wrong is not None:
         raise ValueError(f"{wrong!r} is not a whole number from {least} to {most}")
+
+
+def _check_rates(rates: Sequence[Any], gamma: int) -> None:
+    """Refuse rates that are not shares for every stream."""
+    lists = all(isinstance(ranks, list) and ranks for ranks in rates)
+    if not lists or len(rates) < gamma:
+        raise ValueError(f"rates must be a list of numbers for each of {gamma} streams")
+    every = [rate for ranks in rates for rate in ranks]
+    if not all(isinstance(rate, (int, float)) and 0 <= rate <= 1 for rate in every):
+        raise ValueError("rates must be numbers from 0 to 1")
 
 
 def shipped() -> Path | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import platform
+import time
 from collections.abc import Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
@@ -32,6 +33,15 @@ def machine() -> dict[str, str]:
         "memory": doctor.memory(),
         "openblas": doctor.openblas(),
     }
+
+
+def title_of(content: dict[str, Any]) -> str:
+    """What was measured, and where, in a line."""
+    versions, where = content["versions"], content["machine"]["device"]
+    with_mlx = f"mlx {versions['mlx']}, mlx-lm {versions['mlx-lm']}"
+    return f"{content['model']} on {where}, {with_mlx}" + (
+        " (incomplete)" if content["incomplete"] else ""
+    )
 
 
 def prompt_objects(runs: Sequence[Run]) -> list[dict[str, Any]]:
@@ -85,16 +95,22 @@ def summary_of(objects: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def content_of(
-    runs: Sequence[Run], rows: Sequence[Row], bandwidth: float, argv: Sequence[str], model: str
+    runs: Sequence[Run],
+    rows: Sequence[Row],
+    bandwidth: float,
+    argv: Sequence[str],
+    model: str,
+    incomplete: str | None = None,
 ) -> dict[str, Any]:
     """The JSON object.
 
     Args:
-        runs: All runs.
+        runs: All runs of the prompts that every method has finished.
         rows: What they come to.
         bandwidth: Of the machine's memory, in bytes per second.
         argv: The command's arguments.
         model: The model, for people.
+        incomplete: Why measuring stopped before its end, or None.
     """
     prompts = prompt_objects(runs)
     forms: dict[tuple[int, int | None], list[dict[str, Any]]] = {}
@@ -102,6 +118,8 @@ def content_of(
         forms.setdefault((each["bits"], each["context"]), []).append(each)
     return {
         "argv": list(argv),
+        "date": today(),
+        "incomplete": incomplete,
         "versions": doctor.versions(),
         "machine": machine() | {"copy_bandwidth": bandwidth},
         "model": model,
@@ -117,6 +135,11 @@ def content_of(
     }
 
 
+def today() -> str:
+    """The date, as files have it."""
+    return time.strftime("%Y-%m-%d")
+
+
 def write_json(path: Path, content: dict[str, Any]) -> None:
     """Write the object, the whole file or nothing.
 
@@ -130,13 +153,20 @@ def write_json(path: Path, content: dict[str, Any]) -> None:
 def write_csv(path: Path, runs: Sequence[Run]) -> None:
     """Write every run, a line each, the whole file or nothing.
 
+    Every line says where and with what it was measured, so that files can be put together.
+
     Raises:
         SpecStreamError: If it cannot be written.
     """
     named = [field.name for field in fields(Run) if field.name not in ("decoding", "difference")]
+    versions = doctor.versions()
+    about = {"machine": doctor.device(), "date": today()}
+    for package in ("mlx", "mlx-lm", "mlx-specstream"):
+        about[package.replace("-", "_")] = versions[package]
     with written_whole(path) as path_now, path_now.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
-        writer.writerow([*named, "tokens", *MEASURED, "proposed", "accepted", "different_at"])
+        counts = ("proposed", "accepted", "different_at")
+        writer.writerow([*named, "tokens", *MEASURED, *counts, *about])
         for run in runs:
             decoding, difference = run.decoding, run.difference
             writer.writerow(
@@ -147,5 +177,6 @@ def write_csv(path: Path, runs: Sequence[Run]) -> None:
                     sum(decoding.proposed.values()),
                     sum(decoding.accepted.values()),
                     "" if difference is None else difference.position,
+                    *about.values(),
                 ]
             )

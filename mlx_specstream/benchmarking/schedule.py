@@ -72,7 +72,7 @@ def measure(
     rounds: int = 3,
     max_tokens: int = 128,
     sampling: Sampling = Sampling(seed=0),
-    done: Callable[[], None] = lambda: None,
+    done: Callable[[Run], None] = lambda run: None,
 ) -> list[Run]:
     """Decode prompts by all methods.
 
@@ -85,7 +85,7 @@ def measure(
         rounds: Timed runs of each method and prompt.
         max_tokens: Most tokens of an answer.
         sampling: With a seed; prompt n has that seed + n.
-        done: Called after each run.
+        done: Called with each run as it ends, so that it is not lost if a later one fails.
     """
     methods: list[Method] = [plain, *others]
     runs: list[Run] = []
@@ -104,11 +104,10 @@ def measure(
                     if at < len(right) and at not in margins:
                         margins[at] = plain.margin(prompt.tokens, at, chosen)
                     difference = Difference(prompt.name, at, margins.get(at))
-                runs.append(
-                    Run(bits, context, method.name, prompt.name, prompt.category,
-                        len(prompt.tokens), turn, decoding, difference)
-                )  # fmt: skip
-                done()
+                run = Run(bits, context, method.name, prompt.name, prompt.category,
+                          len(prompt.tokens), turn, decoding, difference)  # fmt: skip
+                runs.append(run)
+                done(run)
     return runs
 
 

@@ -1,12 +1,12 @@
 """What proposals are worth, weighed without running a model's passes: simulate, fits, record.
 
-    python -m mlx_specstream.benchmark simulate --curve all
+    python -m mlx_specstream.benchmark simulate
     python -m mlx_specstream.benchmark simulate --curve m4-pro
     python -m mlx_specstream.benchmark fits --params 8B --bits 4
     python -m mlx_specstream.benchmark record --prompts prompts.jsonl --out recorded.json.gz
 
 ``simulate`` replays a recorded run with the planner and a cost curve. What it prints is a
-prediction.
+prediction; without ``--curve`` it does so for all published curves.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from .tables import Sheet
 WIDTH = 160  # of the tables, where stdout is no terminal
 ALL = "all"
 LABEL = "PREDICTION, not a measurement"
+NOTE = "× plain: geometric mean over prompts; under 1.0: prompts slower than plain decoding"
 NO_CATEGORY = "(none given)"
 
 
@@ -61,7 +62,8 @@ def arguments(argv: list[str]) -> argparse.Namespace:
         "--curve",
         default=ALL,
         metavar="FILE|NAME",
-        help=f"a saved cost curve, or a published one: {names} (default: {ALL} published ones)",
+        help=f"a saved cost curve, a published one ({names}), or {ALL} for all published ones "
+        f"(default: {ALL})",
     )
     add("--recording", type=Path, metavar="FILE", help="made by record (default: the shipped one)")
     add("--json", type=Path, metavar="FILE", help="everything, as JSON")
@@ -139,6 +141,11 @@ def cells(outcome: Outcome) -> list[str]:
     return [f"{outcome.tokens_per_pass:.2f}", f"{outcome.speedup:.2f}"]
 
 
+def worst(outcome: Outcome) -> list[str]:
+    """The prompt that gained least, and how many lost."""
+    return [f"{outcome.worst_prompt} {outcome.worst_speedup:.2f}", str(outcome.slower)]
+
+
 def comparison(made: dict[str, Simulation]) -> Sheet:
     """A row for each curve."""
     rows = []
@@ -146,33 +153,39 @@ def comparison(made: dict[str, Simulation]) -> Sheet:
         commonest, share = next(iter(one.trees.items()))
         fixed = [str(one.best_fixed), *cells(one.fixed_overall)]
         rows.append(
-            [name, f"{commonest} ({share:.0%})", *fixed[:1], *cells(one.overall), *fixed[1:]]
+            [
+                *(name, f"{commonest} ({share:.0%})", fixed[0]),
+                *(*cells(one.overall), *worst(one.overall), *fixed[1:]),
+            ]
         )
     return Sheet(
         title="Predicted, by cost curve",
         columns=[
             *("curve", "commonest tree", "best fixed tree", "tokens/pass", "× plain"),
-            *("fixed tokens/pass", "fixed × plain"),
+            *("worst prompt ×", "under 1.0", "fixed tokens/pass", "fixed × plain"),
         ],
         names=3,
         rows=rows,
-        note="× plain: geometric mean over prompts; the best fixed tree is known only afterwards",
+        note=f"{NOTE}; the best fixed tree is known only afterwards",
     )
 
 
 def categories(one: Simulation) -> Sheet:
     """A row for each kind of prompt, and for all."""
     every = {**one.by_category, "all": one.overall}
-    rows = [[name or NO_CATEGORY, str(each.prompts), *cells(each)] for name, each in every.items()]
-    rows.append(
-        [f"all, best fixed tree: {one.best_fixed}", str(len(one.fixed)), *cells(one.fixed_overall)]
-    )
+    every[f"all, best fixed tree: {one.best_fixed}"] = one.fixed_overall
+    rows = [
+        [name or NO_CATEGORY, str(each.prompts), *cells(each), *worst(each)]
+        for name, each in every.items()
+    ]
     return Sheet(
         title="Predicted, by kind of prompt",
-        columns=["prompts of", "prompts", "tokens/pass", "× plain"],
+        columns=[
+            *("prompts of", "prompts", "tokens/pass", "× plain", "worst prompt ×", "under 1.0")
+        ],
         names=1,
         rows=rows,
-        note="× plain: geometric mean over prompts",
+        note=NOTE,
     )
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from rich.markup import escape
 from rich.table import Table
 
+from .methods import PLAIN
 from .mlx_lm_methods import MLX_LM
 from .rows import Figures, Row, Spread
 
@@ -137,8 +138,9 @@ def difference_lines(rows: Sequence[Row]) -> list[str]:
             else f"plain decoding's two likeliest are {first.margin:.4f} nats apart there"
         )
         place = f"{row.bits} bits" + (f", context {row.context}" if row.context else "")
+        whose = "the tokens of its first run" if row.method == PLAIN else "plain decoding's tokens"
         lines.append(
-            f"(*) {row.method}, {place}: not plain decoding's tokens on {len(row.differences)} "
+            f"(*) {row.method}, {place}: not {whose} on {len(row.differences)} "
             f"of {row.prompts} prompts, first at token {first.position + 1} of {first.prompt} "
             f"({apart})"
         )
