@@ -105,13 +105,16 @@ def experience_of(decoder: Decoder, recalibrate: bool = False) -> Experience:
 
 def menu_of(decoder: Decoder, speculation: Speculation) -> list[TreePlan]:
     """The trees that "auto" chooses from beside plain decoding, on this machine."""
-    chain = speculation.num_draft_tokens
+    experience, chain = experience_of(decoder), speculation.num_draft_tokens
+    if chain in experience.menus:
+        return experience.menus[chain]
     lengths = CHAINS if chain is None else (0, chain)
     rates = rates_of(decoder)
     # Every row of a mixture may ask for other experts: lookups only if the user says so.
     lookups = "" if decoder.target.family.sparse else lookups_of(decoder)
     trees = candidates(lookups, rates, lengths)
-    return menu_for(experience_of(decoder).clock.costs, trees, rates)
+    experience.menus[chain] = menu_for(experience.clock.costs, trees, rates)
+    return experience.menus[chain]
 
 
 def planner_for(

@@ -150,6 +150,7 @@ class Experience:
         self.streams = StreamRecord(rates or ASSUMED_RATES)
         self.lookups = ASSUMED_LOOKUPS
         self.kept_promise: dict[TreePlan, float] = {}  # tokens committed by tokens promised
+        self.menus: dict[int | None, list[TreePlan]] = {}  # by the length asked of chains
 
     def remember(self, chance: Chance, tokens: int) -> None:
         """Let the lookups' chances in one text count for what to expect of the next, a little."""
