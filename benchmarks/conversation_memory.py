@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 
+import mlx_specstream  # noqa: F401  # isort: skip  (before mlx: it loads OpenBLAS)
 import mlx.core as mx
 
 from mlx_specstream import load

@@ -18,6 +18,7 @@ import argparse
 import time
 from statistics import median
 
+import mlx_specstream  # noqa: F401  # isort: skip  (before mlx: it loads OpenBLAS)
 import mlx.core as mx
 
 from mlx_specstream import Session, Speculation, load
