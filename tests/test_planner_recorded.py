@@ -1,4 +1,4 @@
-"""The planner on the recorded answers of the default model, at published costs: never much slower."""
+"""The planner on recorded answers of the default model, at published costs: never much slower."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ from mlx_specstream.benchmarking.simulation import simulate
 
 
 @pytest.mark.parametrize("name", sorted(published()))
-def test_only_short_answers_pay_for_finding_out_that_nothing_fits(name):
+def test_no_answer_gets_much_slower(name):
     path = shipped()
     assert path is not None
     recording = Recording.load(path)
     answers = simulate(recording, published()[name].curve(recording)).planned
-    assert min(answer.speedup for answer in answers) > 0.94
-    assert min(a.speedup for a in answers if len(a.passes) > 30) > 0.96
+    assert min(answer.speedup for answer in answers) > 0.95

@@ -271,7 +271,7 @@ def test_generation_ends_where_the_context_does(model):
 def test_stats_tell_what_the_planner_chose_and_what_is_held(model):
     session = Session(model, Letters())
     before = session.stats()
-    assert (before["passes"], before["trees"], before["cost_curve"]) == (0, {}, None)
+    assert (before["passes"], before["trees"], before["why"]) == (0, {}, "")
     *_, last = session.stream(PROMPT, 24)
     after = json.loads(json.dumps(session.stats()))
     assert after["passes"] == last.passes == sum(after["trees"].values())
