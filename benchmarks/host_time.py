@@ -22,11 +22,10 @@ import mlx_specstream  # noqa: F401  # isort: skip  (before mlx: it loads OpenBL
 import mlx.core as mx
 
 from mlx_specstream import Session, Speculation, load
-from mlx_specstream.decode.loop import Decoder, State, grown
+from mlx_specstream.decode.loop import Decoder
 from mlx_specstream.decode.plan import TreePlan
 from mlx_specstream.decode.planner import FixedPlanner
 from mlx_specstream.decode.processors import Sampling
-from mlx_specstream.decode.proposers.base import Proposer
 from mlx_specstream.speculation import decoder_for
 from mlx_specstream.target import TreeCache
 from mlx_specstream.target.cache import extent
@@ -62,10 +61,7 @@ def chain(decoder: Decoder, plan: TreePlan, text: list[int], passes: int) -> flo
     """Seconds per pass of passes that nobody reads."""
     cache = start(decoder, text, 400)
     run, rows = decoder.runner(plan, Sampling())
-    history = grown(mx.array(text, dtype=mx.int32), len(text) + 400, 512)
-    proposers: list[Proposer] = decoder.proposers
-    memories = [proposer.start(decoder.target) for proposer in proposers]
-    state = State(cache.kv, history, mx.array(len(text) - 1, dtype=mx.int32), memories)
+    state = decoder.begin(text, cache)
     cache.kv, seed = [], mx.array(0, dtype=mx.uint32)
     reads, place = extent(len(text) + rows, 1 << 20), state.length
     for _ in range(WARM):

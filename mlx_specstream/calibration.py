@@ -75,9 +75,9 @@ def machine_of(decoder: Decoder) -> dict[str, Any]:
     }
 
 
-def place_of(decoder: Decoder) -> Path:
-    """Where a decoder's curve is kept."""
-    name = hashlib.sha256(json.dumps(machine_of(decoder), sort_keys=True).encode()).hexdigest()
+def place_of(machine: dict[str, Any]) -> Path:
+    """Where the curve of a decoder on a machine is kept; see ``machine_of``."""
+    name = hashlib.sha256(json.dumps(machine, sort_keys=True).encode()).hexdigest()
     return embedded.cache_dir() / "cost-curves" / f"{name[:24]}.json"
 
 
@@ -99,14 +99,16 @@ def costs_of(
         progress: Called with each pass measured.
     """
     known: list[Point] = []
+    machine: dict[str, Any] = {}
     place: Path | None = None
     with suppress(SpecStreamError, OSError, RuntimeError):
-        place = place_of(decoder)
+        machine = machine_of(decoder)
+        place = place_of(machine)
         if not again and place.exists():
             known = CostCurve.load(place).points
     curve = calibrated(decoder, lookups_of(decoder), rates_of(decoder), known, budget, progress)
     if place is not None and curve.points != sorted(known):
-        curve.about = machine_of(decoder)
+        curve.about = machine
         with suppress(SpecStreamError, OSError):
             place.parent.mkdir(parents=True, exist_ok=True)
             curve.save(place)

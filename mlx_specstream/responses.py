@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 import mlx.core as mx
 
-from .decode.loop import PassReport
 from .decode.planner import Planner
+from .decode.report import PassReport
 
 
 @dataclass

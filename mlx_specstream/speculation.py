@@ -85,7 +85,7 @@ def fixed_plan(proposers: Sequence[Proposer], speculation: Speculation) -> TreeP
                     f"the tree '{speculation.tree}' asks for '{name}', "
                     f"but there is only {', '.join(depths) or 'no proposer'}"
                 )
-            deepest, depth = depths[name], TreePlan((branch,)).layout.max_depth
+            deepest, depth = depths[name], max(branch.depths)
             if deepest is not None and depth > deepest:
                 raise UsageError(
                     f"the tree '{speculation.tree}' is {depth} deep; these {name} "

@@ -251,9 +251,8 @@ def train(
         soft=args.soft,
         seed=args.train_seed,
     )
-    through = heads.config.layers if isinstance(heads, MultiStreamAttention) else 0
     cache = None if args.no_cache else args.cache or embedded.cache_dir() / "trunk"
-    trunk = TrunkCache(cache, target, corpus, through)
+    trunk = TrunkCache(cache, target, corpus, heads.config.trunk_layers)
     identity = identify(target, tokenizer, model._specstream_loaded.name)
     steps = args.steps or planned_steps(args.out)
     trainer = Trainer(heads, trunk, plan, args.out, identity)

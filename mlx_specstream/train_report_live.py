@@ -17,10 +17,10 @@ import mlx.nn as nn
 import numpy as np
 
 from .benchmarking.prompts import Prompt
-from .decode.loop import PassReport
 from .decode.plan import TreePlan
 from .decode.planner import Planner
 from .decode.processors import Sampling
+from .decode.report import PassReport
 from .errors import SpecStreamError
 from .session import Session
 from .speculation import Speculation, decoder_for, menu_of

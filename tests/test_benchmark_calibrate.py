@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mlx_specstream.benchmarking import calibrate_command
-from mlx_specstream.calibration import place_of
+from mlx_specstream.calibration import machine_of, place_of
 from mlx_specstream.decode.costs import CostCurve
 
 CURVE = CostCurve.from_ratios({1: 1.0, 2: 1.5, 8: 3.0}, 0.01)
@@ -18,7 +18,7 @@ def calibrate(tiny_model, tmp_path, monkeypatch):
 
     def run(keep) -> None:
         def costs_of(decoder, *_, **__) -> CostCurve:
-            place = place_of(decoder)
+            place = place_of(machine_of(decoder))
             keep(place)
             return CURVE
 

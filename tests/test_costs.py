@@ -106,6 +106,10 @@ def test_a_file_that_is_no_curve_is_refused_in_a_line(tmp_path, text):
 # Measuring --------------------------------------------------------------------------------------
 
 
+def place_of(decoder: Decoder):
+    return calibration.place_of(calibration.machine_of(decoder))
+
+
 def decoder_of(name: str = "grouped") -> Decoder:
     return Decoder(target_of(name), [NgramLookup(2, 4)])
 
@@ -183,14 +187,14 @@ def test_another_form_of_the_target_has_a_curve_of_its_own(tmp_path, monkeypatch
     monkeypatch.setenv("MLX_SPECSTREAM_CACHE", str(tmp_path))
     packed, traced = Decoder(target_of("quantized"), [NgramLookup(2, 4)]), decoder_of()
     traced.compile = True
-    places = {calibration.place_of(d) for d in (decoder_of(), packed, traced)}
+    places = {place_of(d) for d in (decoder_of(), packed, traced)}
     assert len(places) == 3
 
 
 def test_a_broken_or_unwritable_cache_does_no_harm(tmp_path, monkeypatch):
     monkeypatch.setenv("MLX_SPECSTREAM_CACHE", str(tmp_path))
     decoder = decoder_of()
-    place = calibration.place_of(decoder)
+    place = place_of(decoder)
     place.parent.mkdir(parents=True)
     place.write_text("half a fi")
     assert len(calibration.costs_of(decoder, budget=0.0).points) == calibrate.NEEDED

@@ -10,12 +10,12 @@ import pytest
 
 from mlx_specstream.decode.costs import CostCurve, Point
 from mlx_specstream.decode.evidence import Experience, LookupShadow, PassClock, StreamRecord
-from mlx_specstream.decode.loop import BranchOutcome, PassReport
 from mlx_specstream.decode.menu import candidates, menu_for
 from mlx_specstream.decode.plan import TreePlan, best_paths
 from mlx_specstream.decode.planner import PLAIN, AutoPlanner
 from mlx_specstream.decode.promise import Chance, promised_tokens, right_path
 from mlx_specstream.decode.proposers import NgramLookup
+from mlx_specstream.decode.report import BranchOutcome, PassReport
 from mlx_specstream.streams.ngram_table import NgramTable
 
 SHORT, LONG = TreePlan.parse("ngram:4"), TreePlan.parse("ngram:7")

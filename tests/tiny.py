@@ -10,11 +10,12 @@ import mlx.nn as nn
 import numpy as np
 from mlx.utils import tree_flatten, tree_unflatten
 
-from mlx_specstream.decode.loop import Decoder, PassReport
+from mlx_specstream.decode.loop import Decoder
 from mlx_specstream.decode.plan import Branch, TreePlan
 from mlx_specstream.decode.planner import FixedPlanner
 from mlx_specstream.decode.processors import Sampling
 from mlx_specstream.decode.proposers import Context, Proposals, Proposer
+from mlx_specstream.decode.report import PassReport
 from mlx_specstream.streams import StreamHeads, StreamsConfig, make_streams, randomise
 from mlx_specstream.target import Target, TreeCache, TreeLayout
 from mlx_specstream.target.cache import extent

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from .. import loading, options
-from ..calibration import costs_of, lookups_of, place_of, rates_of
+from ..calibration import costs_of, lookups_of, machine_of, place_of, rates_of
 from ..decode.costs import CostCurve, Point
 from ..decode.loop import Decoder
 from ..decode.menu import candidates, menu_for
@@ -61,7 +61,7 @@ def table_of(curve: CostCurve) -> Table:
 def kept_in(decoder: Decoder, curve: CostCurve) -> Path | None:
     """The file in the user's cache that holds a curve; None if it could not be kept."""
     try:
-        place = place_of(decoder)
+        place = place_of(machine_of(decoder))
         kept = CostCurve.load(place).points if place.is_file() else []
     except (SpecStreamError, OSError, RuntimeError):
         return None

@@ -18,6 +18,7 @@ from ..decode.loop import fill_tree
 from ..decode.noise import gumbel_rows, seed_key
 from ..decode.plan import TreePlan
 from ..decode.processors import Sampling
+from ..decode.promise import right_path
 from ..decode.proposers import Context, NgramLookup, Proposer, TableProposer
 from ..decode.proposers.streams import top
 from ..session import Session
@@ -127,9 +128,8 @@ def lookups_right(
         tokens, _, sources, _ = fill_tree(lookups, plan, memories, context)
         source, count = cast(list[int], sources[0].tolist())
         chain = cast(list[int], tokens.tolist())[1:]
-        said = answer[place : place + MOST_LOOKED_UP]
-        agreed = next((n for n, token in enumerate(said) if chain[n] != token), len(said))
-        right.append(agreed if count else 0)
+        agreed = right_path(plan.branches[0], chain, answer[place:])
+        right.append(len(agreed) if count else 0)
         filled.append(source if count else NOT_RIGHT)
     return right, filled
 
@@ -154,8 +154,7 @@ def stream_ranks(
     text = Text(np.array([*prompt, *answer], dtype=np.int32), len(prompt), "")
     if not text.anchors:
         return ranks[: len(answer)]
-    layers = heads.config.layers if heads.config.method == "attention" else 0
-    trunk = TrunkCache(None, heads.target, Corpus((text,), ""), layers)
+    trunk = TrunkCache(None, heads.target, Corpus((text,), ""), heads.config.trunk_layers)
     states = trunk.read(0, heads.config.method == "linear")
     ended = np.concatenate([text.tokens, np.full(gamma, NOT_RIGHT, dtype=np.int32)])
     every = np.array(text.anchors)

@@ -14,10 +14,10 @@ from typing import NamedTuple
 import mlx.core as mx
 
 from ..decode.evidence import LookupShadow
-from ..decode.loop import BranchOutcome, PassReport
 from ..decode.plan import Branch, TreePlan
 from ..decode.planner import Planner
 from ..decode.promise import STREAMS, Chance
+from ..decode.report import BranchOutcome, PassReport
 from ..errors import UsageError
 from .recording import MOST_LOOKED_UP, RecordedPrompt, Recording
 
@@ -156,14 +156,9 @@ def _nodes(branch: Branch) -> dict[tuple[int, int], int]:
 
 def _check_depth(branch: Branch, most: int) -> None:
     """Refuse a tree deeper than what was recorded."""
-    depth = _depth(branch)
+    depth = max(branch.depths)
     if depth > most:
         raise UsageError(f"the tree '{branch}' is {depth} deep; {most} tokens were recorded")
-
-
-@lru_cache(maxsize=256)
-def _depth(branch: Branch) -> int:
-    return TreePlan((branch,)).layout.max_depth
 
 
 def _report(plan: TreePlan, tokens: list[int], outcomes: list[BranchOutcome]) -> PassReport:

@@ -15,7 +15,7 @@ import mlx.core as mx
 
 from ..target.cache import extent
 from .costs import CostCurve, Point
-from .loop import Decoder, State, room_for
+from .loop import Decoder, grown
 from .menu import stream_branch
 from .plan import Branch, TreePlan
 from .processors import Sampling
@@ -116,9 +116,9 @@ def seconds_of_pass(decoder: Decoder, plan: TreePlan, context: int) -> float:
     run, rows = decoder.runner(plan, sampling)
     cache = target.make_cache()
     cache.reserve(context + 2 * rows)
-    history = mx.arange(room_for(context + rows + 2, cache.step)) % target.vocab_size
-    memories = [proposer.start(target) for proposer in decoder.proposers]
-    state = State(cache.kv, history.astype(mx.int32), mx.array(context), memories)
+    text = [token % target.vocab_size for token in range(context + 1)]
+    state, place = decoder.begin(text, cache), mx.array(context, dtype=mx.int32)
+    state = state._replace(history=grown(state.history, context + rows + 2, cache.step))
     cache.kv = []  # nobody else holds the buffers, so a pass writes into them
     seed, reads = mx.array(0, dtype=mx.uint32), extent(context + 2 * rows, cache.step << 20)
     mx.eval(state)
@@ -128,10 +128,9 @@ def seconds_of_pass(decoder: Decoder, plan: TreePlan, context: int) -> float:
         state, report, _ = run(min(reads, state.kv[0].shape[2]), state, seed)
         mx.eval(report, state)
         times.append(time.perf_counter() - began)
-        state = state._replace(length=mx.array(context, dtype=mx.int32))  # rolled back
-    return min(
-        times[min(WARM, len(times) - 1) :]
-    )  # whatever interrupts a pass only makes it longer
+        state = state._replace(length=place)  # rolled back
+    # Whatever interrupts a pass only makes it longer.
+    return min(times[min(WARM, len(times) - 1) :])
 
 
 def trees_of(

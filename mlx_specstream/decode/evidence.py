@@ -90,10 +90,9 @@ class StreamRecord:
         self._rates, self._keep, self._prior = rates, keep, prior
         self._hits = [0.0] * len(rates)
         self._expected = [0.0] * len(rates)
+        self.rates = self._scaled()  # to expect of the next pass
 
-    @property
-    def rates(self) -> list[list[float]]:
-        """The rates to expect of the next pass."""
+    def _scaled(self) -> list[list[float]]:
         scaled = []
         for depth, ranks in enumerate(self._rates):
             base = self._prior * sum(ranks)
@@ -106,6 +105,7 @@ class StreamRecord:
         """A new text begins: what the last one showed counts for less."""
         self._hits = [kept * hits for hits in self._hits]
         self._expected = [kept * expected for expected in self._expected]
+        self.rates = self._scaled()
 
     def judge(self, branch: Branch, right: Sequence[int], committed: int) -> None:
         """Count a pass; a depth counts if all above it was right and the target went on there.
@@ -129,6 +129,7 @@ class StreamRecord:
             if not hit:
                 break
             at = offered[ranks.index(right[depth])]
+        self.rates = self._scaled()
 
 
 class Experience:

@@ -14,9 +14,8 @@ the host reads what this one committed. The host reads one small array a pass, o
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import mlx.core as mx
 
@@ -29,8 +28,8 @@ from .noise import gumbel_rows
 from .plan import TreePlan
 from .planner import Planner
 from .processors import Sampling, choose, penalised, rows_of_noise
-from .promise import right_path
 from .proposers import Context, Proposer, StreamProposer
+from .report import PassReport, read
 from .verify import accept
 
 MOST_TRACES = 24  # kept at a time; one for each tree and set of sampling options
@@ -50,43 +49,6 @@ class State(NamedTuple):
     history: mx.array
     length: mx.array
     memories: list[tuple[mx.array, ...]]
-
-
-class BranchOutcome(NamedTuple):
-    """How right a branch was, whether or not its path was the one committed.
-
-    Args:
-        proposer: Who filled it.
-        proposed: How many proposals it held.
-        right: Ranks of its nodes along what the target said, as deep as they were right.
-    """
-
-    proposer: str
-    proposed: int
-    right: tuple[int, ...]
-
-
-@dataclass
-class PassReport:
-    """What a pass committed, as read by the host.
-
-    Args:
-        plan: The tree it verified.
-        tokens: The committed tokens; the last is the new root.
-        owners: Who proposed each of them; None for the target's own token.
-        branches: How right each branch of the tree was.
-        proposed: How many proposals each proposer made.
-        logits: The pass's logits after penalties, ``(rows, vocabulary)``, on the device.
-        rows: For each token the row of ``logits`` it was chosen from.
-    """
-
-    plan: TreePlan
-    tokens: list[int]
-    owners: list[str | None]
-    branches: list[BranchOutcome]
-    proposed: dict[str, int]
-    logits: mx.array
-    rows: list[int]
 
 
 def one_pass(
@@ -199,6 +161,18 @@ class Decoder:
         self.experience: Experience | None = None  # for whoever plans its passes
         self._traced: dict[Any, Any] = {}
 
+    def begin(self, tokens: list[int], cache: TreeCache) -> State:
+        """What the first pass after a text is run from, with the cache's buffers.
+
+        Args:
+            tokens: The text so far; the last is the root.
+            cache: Holds all of them but the last.
+        """
+        # Sizes are whole steps, so that prompts of many lengths share their traces.
+        history = grown(mx.array(tokens, dtype=mx.int32), len(tokens) + 1, cache.step)
+        memories = [proposer.start(self.target) for proposer in self.proposers]
+        return State(cache.kv, history, mx.array(len(tokens) - 1, dtype=mx.int32), memories)
+
     def decode(
         self, tokens: list[int], cache: TreeCache, planner: Planner, sampling: Sampling, seed: int
     ) -> Iterator[PassReport]:
@@ -212,10 +186,7 @@ class Decoder:
         Yields:
             What each pass committed.
         """
-        # Sizes are whole steps, so that prompts of many lengths share their traces.
-        history = grown(mx.array(tokens, dtype=mx.int32), len(tokens) + 1, cache.step)
-        memories = [proposer.start(self.target) for proposer in self.proposers]
-        state = State(cache.kv, history, mx.array(len(tokens) - 1, dtype=mx.int32), memories)
+        state = self.begin(tokens, cache)
         noise_seed = mx.array(seed, dtype=mx.uint32)
         ahead = 0  # tokens that passes in flight may commit
 
@@ -236,7 +207,7 @@ class Decoder:
         flight = dispatch()
         while True:
             following = dispatch()
-            report = self._read(*flight)
+            report = read(self.proposers, *flight)
             cache.length += len(report.tokens)
             ahead -= flight[0].layout.max_depth + 1
             planner.observe(flight[0], report)
@@ -273,32 +244,6 @@ class Decoder:
 
         return replay, rows
 
-    def _read(self, plan: TreePlan, report: mx.array, logits: mx.array) -> PassReport:
-        """The one host read of a pass."""
-        row, *values = cast(list[int], report.tolist())
-        filled, rows = 2 * len(plan.branches), len(plan.layout)
-        sources, counts = values[0:filled:2], values[1:filled:2]
-        tree, committed = values[filled : filled + rows], values[filled + rows :]
-        path = plan.layout.paths[row][: plan.layout.depth[row] + 1].tolist()
-        said = committed[: len(path)]
-        branches, at = [], 1
-        proposed = {proposer.name: 0 for proposer in self.proposers}
-        for branch, source, count in zip(plan.branches, sources, counts, strict=True):
-            mine = tree[at : at + len(branch)]
-            right = right_path(branch, mine, said) if count else ()
-            branches.append(BranchOutcome(branch.proposers[source], count, right))
-            proposed[branches[-1].proposer] += count
-            at += len(branch)
-        return PassReport(
-            plan=plan,
-            tokens=said,
-            owners=[branches[plan.branch_of[node]].proposer for node in path[1:]] + [None],
-            branches=branches,
-            proposed=proposed,
-            logits=logits,
-            rows=path,
-        )
-
 
 def _as_state(arguments: tuple) -> tuple[int, State, mx.array]:
     """A traced function gets plain tuples."""
@@ -308,10 +253,5 @@ def _as_state(arguments: tuple) -> tuple[int, State, mx.array]:
 
 def grown(history: mx.array, tokens: int, step: int) -> mx.array:
     """The history with room for ``tokens`` tokens, in whole steps."""
-    missing = room_for(tokens, step) - history.shape[0]
+    missing = -(-tokens // step) * step - history.shape[0]
     return mx.pad(history, (0, missing)) if missing > 0 else history
-
-
-def room_for(tokens: int, step: int) -> int:
-    """``tokens`` rounded up to whole steps."""
-    return -(-tokens // step) * step

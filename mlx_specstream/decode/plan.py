@@ -36,6 +36,14 @@ class Branch:
         """Who may fill it, in order of preference."""
         return tuple(self.proposer.split("|"))
 
+    @cached_property
+    def depths(self) -> tuple[int, ...]:
+        """Of its nodes, from 1."""
+        depths: list[int] = []
+        for parent in self.parents:
+            depths.append(1 if parent < 0 else depths[parent] + 1)
+        return tuple(depths)
+
     @classmethod
     def of_widths(cls, proposer: str, widths: tuple[int, ...]) -> Branch:
         """Every node at depth d has ``widths[d]`` children; the likeliest chain comes first.

@@ -15,7 +15,7 @@ from .plan import TreePlan
 from .promise import STREAMS, promised_tokens
 
 if TYPE_CHECKING:
-    from .loop import PassReport
+    from .report import PassReport
 
 PLAIN = TreePlan()
 # How much better another tree must promise to be before it takes over; plain decoding need not.

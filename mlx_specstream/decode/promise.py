@@ -7,7 +7,6 @@ tree at which some path is right: ``1 + sum over depths d of P(a path of d nodes
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from functools import lru_cache
 from typing import NamedTuple
 
 from .plan import Branch, TreePlan
@@ -47,7 +46,7 @@ def promised_tokens(plan: TreePlan, lookups: Chance, rates: Rates) -> float:
         mine = (
             stream_reach(branch, rates)
             if STREAMS in branch.proposers
-            else chain_reach(lookups, max(_depths(branch)))
+            else chain_reach(lookups, max(branch.depths))
         )
         reached = [
             together(a, b)
@@ -73,7 +72,7 @@ def chain_reach(chance: Chance, length: int) -> list[float]:
 
 def stream_reach(branch: Branch, rates: Rates) -> list[float]:
     """For each depth the chance that one of a stream tree's nodes there, and its path, is right."""
-    depths = _depths(branch)
+    depths = branch.depths
     worth: list[float] = []
     reach = [0.0] * max(depths)
     for node, parent in enumerate(branch.parents):
@@ -83,15 +82,6 @@ def stream_reach(branch: Branch, rates: Rates) -> list[float]:
         worth.append(own * (worth[parent] if parent >= 0 else 1.0))
         reach[depths[node] - 1] += worth[node]
     return [min(value, 1.0) for value in reach]
-
-
-@lru_cache(maxsize=256)
-def _depths(branch: Branch) -> tuple[int, ...]:
-    """Of a branch's nodes, from 1."""
-    depths: list[int] = []
-    for parent in branch.parents:
-        depths.append(1 if parent < 0 else depths[parent] + 1)
-    return tuple(depths)
 
 
 def right_path(branch: Branch, tokens: Sequence[int], said: Iterable[int]) -> tuple[int, ...]:

@@ -43,6 +43,11 @@ class StreamsConfig:
     draft_vocab: tuple[int, ...] | None = None
     rates: tuple[tuple[float, ...], ...] | None = None
 
+    @property
+    def trunk_layers(self) -> int:
+        """Top layers whose inputs, keys and values streams ask the trunk for."""
+        return self.layers if self.method == "attention" else 0
+
     def __post_init__(self) -> None:
         if self.method not in METHODS:
             raise SpecStreamError(f"streams method '{self.method}' is not one of {METHODS}")

@@ -59,7 +59,7 @@ def training_memory(heads: StreamHeads, plan: Plan, longest: int) -> TrainingMem
     target, config = heads.target, heads.config
     size = target.dtype.size
     hidden = target.hidden_size
-    layers = config.layers if config.method == "attention" else 0
+    layers = config.trunk_layers
     family = target.family
     mlp, kv_heads, key = family.mlp_width, family.kv_heads, family.head_dim
     heads_of_block = family.args.num_attention_heads

@@ -76,9 +76,8 @@ def measure_held_out(
     if not few:
         raise SpecStreamError(f"no text to measure on has an answer of {gamma + 2} tokens")
     part = Corpus(tuple(few), corpus.tokenizer)
-    layers = heads.config.layers if heads.config.method == "attention" else 0
     with tempfile.TemporaryDirectory(prefix="specstream-report-") as work:
-        trunk = TrunkCache(work, heads.target, part, layers)
+        trunk = TrunkCache(work, heads.target, part, heads.config.trunk_layers)
         trunk.build(progress)
         quality = evaluate(heads, trunk, range(len(part)))
     heads.let_go()

@@ -73,13 +73,9 @@ class StreamProposer:
 
 def nodes_by_depth(branch: Branch) -> list[list[int]]:
     """The nodes of a branch, depth by depth."""
-    levels: list[list[int]] = []
-    depth: list[int] = []
-    for node, parent in enumerate(branch.parents):
-        depth.append(0 if parent < 0 else depth[parent] + 1)
-        if depth[node] == len(levels):
-            levels.append([])
-        levels[depth[node]].append(node)
+    levels: list[list[int]] = [[] for _ in range(max(branch.depths, default=0))]
+    for node, depth in enumerate(branch.depths):
+        levels[depth - 1].append(node)
     return levels
 
 
