@@ -130,7 +130,7 @@ def main() -> None:
     conversation = Conversation(
         model,
         tokenizer,
-        None if args.streams == "none" else args.streams,
+        options.streams_from(args),
         speculation,
         sampling,
         system=None if args.system_prompt is None else options.clean(args.system_prompt),

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from mlx_specstream.errors import SpecStreamError, UsageError
+from mlx_specstream.writing import sync
 
 FORMAT_VERSION = 1
 MANIFEST = "specstream.json"
@@ -194,8 +195,8 @@ def _make(source: Path, folder: Path, progress: bool) -> None:
         }
         (temporary / MANIFEST).write_text(json.dumps(manifest, indent=2), encoding="utf-8")
         for name in (*FILES, MANIFEST):
-            _sync(temporary / name)
-        _sync(temporary)
+            sync(temporary / name)
+        sync(temporary)
         temporary.chmod(0o755)  # mkdtemp makes it private; a cache may be shared
         if folder.exists():
             # Out of the way by a rename: a reader sees the old folder, none, or the new one.
@@ -203,7 +204,7 @@ def _make(source: Path, folder: Path, progress: bool) -> None:
             os.replace(folder, damaged / "damaged")
             shutil.rmtree(damaged)
         os.replace(temporary, folder)
-        _sync(folder.parent)
+        sync(folder.parent)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 
@@ -219,14 +220,6 @@ def _sha256(path: Path) -> str:
         while block := file.read(1 << 20):
             digest.update(block)
     return digest.hexdigest()
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 @contextlib.contextmanager

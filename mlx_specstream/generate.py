@@ -164,7 +164,7 @@ def main() -> None:
     sampling, speculation = options.sampling_from(args), options.speculation_from(args)
     text = read_prompt(args)
     model, tokenizer = options.load_from(args)
-    streams = None if args.streams == "none" else args.streams
+    streams = options.streams_from(args)
     session = Session(model, tokenizer, streams, speculation, args.max_kv_size)
     responses = session.stream(
         templated(tokenizer, text, args),

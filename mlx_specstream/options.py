@@ -204,6 +204,11 @@ def load_from(args: argparse.Namespace) -> tuple[nn.Module, TokenizerWrapper]:
     return model, tokenizer
 
 
+def streams_from(args: argparse.Namespace) -> str | None:
+    """What ``--streams`` says, as a session takes it."""
+    return None if args.streams == "none" else args.streams
+
+
 def sampling_from(args: argparse.Namespace) -> Sampling:
     """How the options say tokens are chosen.
 

@@ -27,6 +27,15 @@ def check_writable(path: Path) -> None:
         raise SpecStreamError(f"cannot write {path}: {error.strerror or error}") from error
 
 
+def sync(path: Path) -> None:
+    """Have a file or folder on the disk: what is renamed after it is there after a power cut."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 @contextmanager
 def written_whole(path: Path) -> Iterator[Path]:
     """A temporary path to write to; the file takes its place at the end, or stays as it was.

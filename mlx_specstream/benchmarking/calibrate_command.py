@@ -78,8 +78,7 @@ def main(argv: list[str]) -> None:
     console = Console(stderr=True, highlight=False)
     model, tokenizer = options.load_from(args)
     console.print(loading.description(model), markup=False)
-    streams = None if args.streams == "none" else args.streams
-    session = Session(model, tokenizer, streams)
+    session = Session(model, tokenizer, options.streams_from(args))
     decoder = decoder_for(session.target, session.streams, Speculation())
 
     def report(point: Point) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import mlx.core as mx
 from rich.console import Console
 
-from .. import loading
+from .. import loading, options
 from ..errors import SpecStreamError, UsageError
 from ..session import Session
 from ..speculation import Speculation
@@ -60,8 +60,7 @@ def methods_of(
     Raises:
         SpecStreamError: If the streams cannot be used.
     """
-    streams = None if args.streams == "none" else args.streams
-    found = Session(model, tokenizer, streams).streams
+    found = Session(model, tokenizer, options.streams_from(args)).streams
     plain = Ours(PLAIN, model, tokenizer, StreamSet(), Speculation(enabled=False))
     others: list[Method] = [Ours(SPECULATIVE, model, tokenizer, found, Speculation())]
     if MLX_LM in args.against:

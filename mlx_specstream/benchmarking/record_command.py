@@ -55,7 +55,7 @@ def main(argv: list[str]) -> None:
     console = Console(stderr=True, highlight=False)
     model, tokenizer = options.load_from(args)
     console.print(loading.description(model), markup=False)
-    chosen = None if args.streams == "none" else args.streams
+    chosen = options.streams_from(args)
     streams = Session(model, tokenizer, chosen).streams
     prompts = prompts_of(args.tasks, tokenizer, Target.of(model).context)
     name = loading.description(model).split(" · ", 1)[0]

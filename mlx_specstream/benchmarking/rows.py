@@ -6,9 +6,9 @@ figures; the row says where it differed instead.
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from math import exp, log
 from statistics import median
 from typing import NamedTuple, TypeVar
 
@@ -18,6 +18,7 @@ from .mlx_lm_methods import MLX_LM
 from .schedule import Difference, Run
 
 Key = TypeVar("Key")
+Item = TypeVar("Item")
 
 
 class Spread(NamedTuple):
@@ -198,12 +199,12 @@ def speedup(mine: Sequence[Run], base: Sequence[Run]) -> float | None:
 
 def geometric_mean(values: Sequence[float]) -> float | None:
     """None of no values."""
-    return exp(sum(map(log, values)) / len(values)) if values else None
+    return statistics.geometric_mean(values) if values else None
 
 
-def grouped(runs: Iterable[Run], key: Callable[[Run], Key]) -> dict[Key, list[Run]]:
-    """Runs by a key, in the order in which the keys come up."""
-    groups: dict[Key, list[Run]] = {}
-    for run in runs:
-        groups.setdefault(key(run), []).append(run)
+def grouped(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list[Item]]:
+    """Things by a key, in the order in which the keys come up."""
+    groups: dict[Key, list[Item]] = {}
+    for item in items:
+        groups.setdefault(key(item), []).append(item)
     return groups

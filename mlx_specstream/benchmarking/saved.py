@@ -113,9 +113,7 @@ def content_of(
         incomplete: Why measuring stopped before its end, or None.
     """
     prompts = prompt_objects(runs)
-    forms: dict[tuple[int, int | None], list[dict[str, Any]]] = {}
-    for each in prompts:
-        forms.setdefault((each["bits"], each["context"]), []).append(each)
+    forms = grouped(prompts, lambda each: (each["bits"], each["context"]))
     return {
         "argv": list(argv),
         "date": today(),

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from math import exp, log
+from statistics import geometric_mean
 from typing import Any, NamedTuple
 
 from ..decode.costs import CostCurve
@@ -17,6 +17,7 @@ from ..decode.planner import PLAIN, AutoPlanner, FixedPlanner
 from ..decode.promise import Rates
 from .recording import Recording
 from .replay import Clock, Pass, Price, RecordedShadow, passes
+from .rows import grouped
 
 ROUNDING = 1e-9  # of sums of the same costs, in another order
 
@@ -87,7 +88,7 @@ class Outcome:
         return cls(
             len(replayed),
             sum(one.committed for one in every) / len(every),
-            exp(sum(log(some.speedup) for some in replayed) / len(replayed)),
+            geometric_mean([some.speedup for some in replayed]),
             worst.id,
             worst.speedup,
             sum(some.slower for some in replayed),
@@ -124,8 +125,8 @@ class Simulation:
     @property
     def by_category(self) -> dict[str, Outcome]:
         """With the planner, each kind of prompt."""
-        names = dict.fromkeys(some.category for some in self.planned)
-        return {n: Outcome.of([s for s in self.planned if s.category == n]) for n in names}
+        categories = grouped(self.planned, lambda some: some.category)
+        return {name: Outcome.of(some) for name, some in categories.items()}
 
     @property
     def trees(self) -> dict[str, float]:

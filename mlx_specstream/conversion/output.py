@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from mlx_specstream.errors import SpecStreamError
+from ..errors import SpecStreamError
+from ..writing import sync
 
 
 @contextmanager
@@ -35,7 +36,7 @@ def made_whole(target: Path) -> Iterator[Path]:
             yield work
             work.chmod(0o755)  # mkdtemp makes it private
             for path in (*work.rglob("*"), work):
-                _sync(path)
+                sync(path)
             refuse_existing(target)  # hours may have passed
             os.replace(work, target)
         finally:
@@ -55,15 +56,6 @@ def refuse_existing(target: Path) -> None:
         return
     if target.exists() or target.is_symlink():
         raise SpecStreamError(f"{target} exists already: remove it, or choose another --mlx-path")
-
-
-def _sync(path: Path) -> None:
-    """Have it on the disk before the rename: after a power cut it is whole, too, or not there."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _prefix(target: Path) -> str:
